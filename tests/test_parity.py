@@ -273,16 +273,16 @@ IN_SOAK_ONLY = {
 # other scripts nothing is said: they run on shards.
 _HOST = "its forward reads a value of the batch on the host"
 _JOINS = "rows of its output depend on other rows, or on their number"
-_COLLATE = "every rank loads whole batches, because its collate_fn may look at all samples"
+_COLLATE = "every rank loads whole batches, because its collate_fn may use all samples"
 SAID: dict[str, tuple[str, ...]] = {
     "augmentation": ("AugmentedDigits: every rank loads whole batches, because its samples draw",),
     "char_rnn": ("RNNModel: the batch was found on the second axis",),
     # Layers are dropped by `random.random()`.
-    "checkpointing": ("Model runs in parts, not as one piece: it draws random numbers by other means",),
+    "checkpointing": ("Model runs in parts, not as one piece: it draws random numbers by other generators",),
     "compiled": (
         "Net was given to torch.compile and runs uncompiled where it draws random numbers",
-        "smoothed was given to torch.compile and runs uncompiled, as it works on values of all ranks",
-        "train_step was given to torch.compile and runs uncompiled, as it works on values of all ranks",
+        "smoothed was given to torch.compile and runs uncompiled, because it works on values of all ranks",
+        "train_step was given to torch.compile and runs uncompiled, because it works on values of all ranks",
     ),
     # A loss with a parameter, of all pairs.
     "contrastive_module": (f"ClipLoss runs in parts, not as one piece: {_JOINS} (mm)",),
@@ -299,7 +299,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "GPT2ForSequenceClassification runs in parts, not as one piece: an output without a batch axis",
     ),
     "hooks": (
-        "GradCam runs in parts, not as one piece: it asks for gradients inside",
+        "GradCam runs in parts, not as one piece: it takes gradients inside",
         "Sequential runs in parts, not as one piece: it has hooks",
     ),
     "iterable_dataset": (
@@ -391,9 +391,7 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
     if script == "hf_trainer" and ranks == 3 and plan == "micro-batches=3":  # some pieces are single rows
         said += ("GPT2ForSequenceClassification is computed whole where a rank has a single row:",)
     if script == "checkpointing" and ranks >= 3 and plan == "micro-batches=3":  # all pieces are single rows
-        said = (
-            "Model is computed whole where a rank has a single row: it draws random numbers by other means",
-        )
+        said = ("Model is computed whole where a rank has a single row: it draws random numbers by other",)
     if script == "experts" and plan == "micro-batches=3" and ranks == 5:
         said = ("Language is computed whole where a rank has a single row: its forward", "nothing was cut")
     if plan == "tensor=2" or plan.startswith("tensor=2,recompute"):  # nothing of a batch is cut
@@ -420,7 +418,7 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
     recompute = next((item for item in plan.split(",") if item.startswith("recompute=")), None)
     if recompute is not None:
         said += tuple(
-            f"{model} keeps all its activations: {recompute} computes repeated blocks again"
+            f"{model} keeps all its activations: {recompute} recomputes repeated blocks"
             for model, scripts in WITHOUT_BLOCKS.items()
             if script in scripts.split()
         )
@@ -429,7 +427,7 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         if ranks == 1 and script == "hf_tiny":
             said += ("GPT2Block keeps all its activations: it is given a DynamicCache",)
         if script == "compiled":
-            said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
+            said += (f"Net was given to torch.compile, where {recompute} has no effect",)
     steps_elsewhere = plan.startswith("ps") and "optimizer-on=worker" not in plan
     in_parts = plan.startswith(("zero", "central", "data=2,pipeline=2,zero1")) or steps_elsewhere
     if "tensor=2" in plan and script in HOLDS_STATE:

@@ -34,11 +34,11 @@ SAID: dict[str, tuple[str, ...]] = {
     "siamese": ("its samples draw random numbers",),
     # Training runs on shards; the notes are about one sentence, which is translated word by word.
     "translation": (
-        "its collate_fn may look at all samples",
+        "its collate_fn may use all samples",
         "Translator: the batch was found on the second axis",
         "PositionalEncoding runs in parts",
         "TransformerEncoder runs in parts",
-        "TransformerDecoder runs in parts, not as one piece: what it does depends on how many rows there are",
+        "TransformerDecoder runs in parts, not as one piece: it depends on the number of rows",
         "TransformerDecoder runs in parts, not as one piece: it failed on 2 rows",
         "TransformerDecoderLayer runs in parts",
     ),

@@ -287,7 +287,7 @@ def _count(directory: Path, training: _Training, seconds: float) -> Ended:
             lost += len(set(range(1, max(marks) + 1)) - set(marks))
             twice += len(marks) - len(set(marks))
         said = (directory / f"server-{index}.log").read_text()
-        torn += said.count("was written half")
+        torn += said.count("the last change is incomplete")
         finished += said.count("snapshot of")
     return Ended(
         seconds=round(seconds, 2),

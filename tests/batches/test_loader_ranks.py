@@ -402,7 +402,10 @@ def _books(rank: Rank) -> list[Any]:
 
 
 def test_a_book_that_reading_keeps_is_that_of_one_device(ranks: Any) -> None:
-    because = "every rank loads whole batches, because reading samples changes {}, which the script may read"
+    because = (
+        "every rank loads whole batches, because reading samples changes {} of the dataset, and the script "
+        "may read that"
+    )
     expected = [
         (0, f"{dataset}: {because.format(name)}")
         for name in WAYS.values()

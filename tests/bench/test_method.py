@@ -21,7 +21,7 @@ def test_dlperf_fixes_the_batch_of_a_device_and_the_steps() -> None:
 
 def test_dlperf_has_a_row_for_one_device() -> None:
     assert DLPERF.arguments(ranks=1, steps=None)[-2:] == ["--scale", "1"]
-    with pytest.raises(UsageError, match=r"--ranks 1 leaves nothing to compare.*--ranks 2 or more"):
+    with pytest.raises(UsageError, match=r"--ranks 1 has nothing to compare.*--ranks 2 or more"):
         GLOBAL.arguments(ranks=1, steps=None)
 
 

@@ -47,7 +47,7 @@ def saved(folder: Path, *, step: int = 12, **models: torch.nn.Module) -> None:
     state = take(held, lambda value: value, Unchanged(CapturedState()), HostCopies())
     store = Store(folder, keep=2)
     fields = {"entries": 0, "journal_bytes": 0, "boundary": "call", "seed": 1, "plan": "ddp", "ranks": 2}
-    store.write(CheckpointManifest(step=step, script="a.py", **fields), state, b"")  # pyright: ignore[reportArgumentType]
+    store.write(CheckpointManifest(step=step, script=("a.py"), **fields), state, b"")  # pyright: ignore[reportArgumentType]
     store.close()
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_one_that_is_named(tmp_path: Path) -> None:
     damage(place)
     with pytest.raises(
         UsageError,
-        match=r"is not a whole checkpoint \(its state is not what was written.*\); name another one",
+        match=r"is not a whole checkpoint \(its state differs from what was written.*\); name another one",
     ):
         find_checkpoint(place, pytest.fail)
     (place / "state.pt").unlink()
@@ -143,7 +143,7 @@ def test_the_newest_that_is_whole_is_taken(tmp_path: Path, capfd: pytest.Capture
     assert code("export", str(tmp_path)) == 0
     told = capfd.readouterr().err
     assert "the checkpoint of step 24" in told
-    assert "damaged (its state is not what was written); the one before it is taken" in told
+    assert "damaged (its state differs from what was written); the one before it is taken" in told
     assert "net of step-00000012 as .pt and .safetensors" in told
     assert torch.load(tmp_path / "export-12/net.pt")["bias"].shape == (2,)
 
@@ -158,4 +158,4 @@ def test_none_is_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 def test_an_option_of_published_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path, net=Tied())
     assert code("export", str(tmp_path), "--version", "3") == 2
-    assert "--version 3 is for what a run publishes; leave it out" in capfd.readouterr().err
+    assert "--version 3 applies to published models only; leave it out" in capfd.readouterr().err

@@ -94,10 +94,12 @@ def test_another_script_is_found_out() -> None:
     first, second = Trainer(), Trainer()
     state = take(found(first), lambda value: value, Unchanged(CapturedState()), HostCopies())
     second.history["more"] = [torch.zeros(1)]
-    with pytest.raises(Mismatch, match=r"it holds trainer.history\['more'\]\[0\], which it did not"):
+    with pytest.raises(
+        Mismatch, match=r"it has trainer.history\['more'\]\[0\], which the checkpoint does not have"
+    ):
         put_back(found(second), state, lambda value: value)
     del second.history["more"], second.history["sums"][1]
-    with pytest.raises(Mismatch, match=r"it no longer holds trainer.history\['sums'\]\[1\]"):
+    with pytest.raises(Mismatch, match=r"it no longer has trainer.history\['sums'\]\[1\]"):
         put_back(found(second), state, lambda value: value)
     second.history["sums"].append(torch.zeros(3))
     with pytest.raises(Mismatch, match=r"is torch.float32 \[3\], and was torch.float32 \[\]"):

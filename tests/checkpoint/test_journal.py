@@ -33,12 +33,12 @@ def test_entries_are_taken_in_order() -> None:
     assert replayed.replaying
     assert replayed.take("call", "Linear").payload == b"outline"
     with pytest.raises(
-        Mismatch, match="at entry 2 of 2 it comes to a step of SGD, and came to a reading by item before"
+        Mismatch, match="at entry 2 of 2 it reaches a step of SGD, and reached a reading by item before"
     ):
         replayed.take("step", "SGD")
     assert replayed.take("read", "item").payload == 0.5
     assert replayed.at_end
-    with pytest.raises(Mismatch, match="it comes to a backward where its journal has ended"):
+    with pytest.raises(Mismatch, match="it reaches a backward after the end of its journal"):
         replayed.take("backward", "backward")
     replayed.begin_recording()
     replayed.record("read", "item", 1)

@@ -75,5 +75,5 @@ def test_one_that_was_not_copied_whole_is_none(tmp_path: Path) -> None:
 def test_a_place_that_nobody_knows() -> None:
     assert is_url("s3://bucket/run")
     assert not is_url("saved/run")
-    with pytest.raises(UsageError, match="is not reached: Protocol not known: nowhere"):
+    with pytest.raises(UsageError, match="cannot be reached: Protocol not known: nowhere"):
         RemoteCheckpoints("nowhere://x")

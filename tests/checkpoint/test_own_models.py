@@ -209,8 +209,10 @@ def test_replicas_that_train_by_themselves_are_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "data=2,tensor=2,local-sgd", 1, ranks=4)
     assert (done.returncode, done.stderr) == (
         2,
-        "ronde: error[R501]: --checkpoint saves cut models that are in step, and under update=local each "
-        "replica trains by itself; leave out tensor=2, or take update=sync\n",
+        (
+            "ronde: error[R501]: --checkpoint cannot save a cut model under update=local, where each "
+            "replica trains by itself; leave out tensor=2, or take update=sync\n"
+        ),
     )
 
 

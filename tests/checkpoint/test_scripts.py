@@ -14,7 +14,7 @@ pytestmark = pytest.mark.soak
 # The number of ranks changes at each restart.
 ELASTIC = ("classifier", "gradient_accumulation", "char_rnn", "early_stopping", "gpt")
 # What a run that is to be saved refuses, by a part of the sentence.
-REFUSED = {"experiment": "what it holds at a step cannot be brought back"}
+REFUSED = {"experiment": "its contents at a step cannot be restored"}
 # Each by a line under Limits: names by the process id; what a hook of backward has kept; a seed by the clock.
 LIMITS = {"clock_seeds", "config_files", "hooks"}
 # Asks for a backend of torch.compile that the suite registers.

@@ -251,8 +251,10 @@ def test_what_servers_have_is_saved_before_the_run_is_ended(tmp_path: Path) -> N
     [
         (
             ["--plan", "ps", "--servers", "tcp://127.0.0.1:9", "--restarts", "1"],
-            "--servers tcp://127.0.0.1:9 were started by hand and keep what they have when ranks are started "
-            "again; give --servers N, or leave out --restarts, --min-ranks and --max-ranks",
+            (
+                "--servers tcp://127.0.0.1:9 were started by hand, and keep their state when ranks are "
+                "restarted; give --servers N, or leave out --restarts, --min-ranks and --max-ranks"
+            ),
         ),
     ],
 )

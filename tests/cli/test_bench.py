@@ -30,7 +30,7 @@ def run(*words: str) -> int:
         ),
         (("--method", "mlperf"), "there is no method 'mlperf'; choose among global, dlperf"),
         (("--method", "dlperf", "--steps", "3"), "--method dlperf times 100 steps; leave out --steps 3"),
-        (("--ranks", "1"), "--ranks 1 leaves nothing to compare"),
+        (("--ranks", "1"), "--ranks 1 has nothing to compare"),
         (("--plot", "x.txt"), "--plot x.txt does not end in .png"),
     ],
 )

@@ -263,7 +263,10 @@ def test_the_nodes_of_an_allocation(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ssh-port", "22"), "--ssh-port is about other hosts, and none is named; add -H host1:2,host2:2"),
+        (
+            ("--ssh-port", "22"),
+            ("--ssh-port applies to other hosts, and none is named; add -H host1:2,host2:2"),
+        ),
         (("--env", "A,B=1"), "ranks on this host inherit its variables; write B=1 before ronde"),
         (("-x", "B=1"), "ranks on this host inherit its variables; write B=1 before ronde"),
         (("-H", "a", "--env", "1=2"), "--env 1=2: '1=2' is not a variable"),

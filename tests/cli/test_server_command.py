@@ -43,7 +43,7 @@ def test_state_outlives_a_killed_server_and_is_of_one_run(tmp_path: Path) -> Non
             (answer,) = client.wait([client.send(0, Opcode.ADD, meta, [one], changes=True)])
             client.close()
             if life:
-                with pytest.raises(ServerRefused, match="what an earlier run has learnt"):
+                with pytest.raises(ServerRefused, match="the state of an earlier run"):
                     Client([endpoint], bytes.fromhex(TOKEN), timeout=20, run="tuesday")
         finally:
             server.send_signal(signal.SIGKILL)

@@ -64,4 +64,4 @@ def test_a_held_port_is_named(tmp_path: Path) -> None:
         patch.setenv("MASTER_PORT", port)
         done = mpirun("Open MPI", tmp_path, 2, "empty.py")
     assert done.returncode
-    assert f"port {port}, where the ranks of this job are to meet, cannot be had (Address" in done.stderr
+    assert f"port {port}, where the ranks of this job meet, cannot be opened (Address" in done.stderr

@@ -128,7 +128,7 @@ def test_a_broken_connection_leaves_no_rank_behind(network: Network, ssh: str, t
             "host-2 asks for a password; give it your key: ssh-copy-id -p 2222 host-2",
         ),
         ("host-2:1", "2223", "key", "host-2 runs no ssh server on this port"),
-        ("nobody:1", PORT, "key", "nobody is not a host that this one knows"),
+        ("nobody:1", PORT, "key", "nobody cannot be resolved on this host"),
         ("10.199.0.9:1", PORT, "key", "10.199.0.9 is not reached by ssh"),
     ],
 )
@@ -187,4 +187,4 @@ def test_hosts_that_do_not_reach_each_other(tmp_path: Path) -> None:
         ]
         done = subprocess.run([*inside, *words], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
-    assert "host-2 cannot connect to host-3 (TCP, any port), and its ranks would have to;" in done.stderr
+    assert "host-2 cannot connect to host-3 (TCP, any port), and its ranks need that;" in done.stderr

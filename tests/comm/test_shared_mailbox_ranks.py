@@ -196,7 +196,8 @@ def test_unread_messages_hold_nobody_up(ranks: Callable[..., list[Any]]) -> None
 
 def test_a_message_of_another_size_is_an_error(ranks: Callable[..., list[Any]]) -> None:
     said = (
-        "a message of 10 bytes has come where 4 were to be received; give the tensor the size of what is sent"
+        "a message of 10 bytes has arrived for a tensor of 4 bytes; receive into a tensor of the size "
+        "that is sent"
     )
     assert without_codes(ranks(2, a_wrong_size)) == ["", said]
 

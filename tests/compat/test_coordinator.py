@@ -88,7 +88,7 @@ def test_what_is_no_length_ends_the_connection(
 ) -> None:
     peer, link = ends
     peer.sendall(struct.pack("<I", length))
-    with pytest.raises(Lost, match="neither a length nor the number of a message"):
+    with pytest.raises(Lost, match="is not the length or number of a message"):
         link.receive()
 
 

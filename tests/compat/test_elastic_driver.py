@@ -245,7 +245,7 @@ def test_only_meetings_count_against_the_limit(tell: Tell) -> None:
     assert story.units == [1, 2, 3]
     story.gather()
     story.look("a:1,b:1")
-    with pytest.raises(LaunchError, match="ranks have met anew 1 times, and --reset-limit allows no more"):
+    with pytest.raises(LaunchError, match="ranks have been reset 1 times, and --reset-limit allows no more"):
         story.tick()
 
 
@@ -258,7 +258,7 @@ def test_a_host_that_others_cannot_meet_is_left_out(tell: Tell) -> None:
         story.store.add(f"out/{story.driver._world.generation}", 2)
         story.tick()
     assert story.units == [1]
-    assert "ranks cannot meet those on b, and go on without them" in story.said[-1]
+    assert "ranks cannot connect to those on b, and continue without them" in story.said[-1]
     assert story.launchers[1].signals == [signal.SIGTERM]
 
 
@@ -282,7 +282,7 @@ def test_ranks_that_do_not_come_are_ended(tell: Tell) -> None:
     story = tell("a:1,b:1", start=0.0)
     story.tick()
     assert [each.signals for each in story.launchers] == [[signal.SIGTERM]] * 2
-    assert "the ranks on a have not called init() for 0 s, and are ended" in story.said[0]
+    assert "the ranks on a have not called init() within 0 s, and are ended" in story.said[0]
 
 
 def test_hosts_that_nobody_can_name_are_waited_for(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_ranks_are_lost_come_and_leave(tmp_path: Path, jobs: list[ElasticJob]) -
     assert r"[1]<stdout>:reset 0 of 2" in job.said
     job.name("127.0.0.3:1")
     job.await_words(r"\[2\]<stdout>:begins with 1 at True")
-    job.await_words(r"\[1\]<stderr>:ronde: note\[R704\]: the job goes on without this rank")
+    job.await_words(r"\[1\]<stderr>:ronde: note\[R704\]: the job continues without this rank")
     job.end()
     assert job.process.wait(60) == 0, job.said
     assert "[2]<stdout>:ends with 0 of 1 [1, 2]" in job.said
@@ -148,7 +148,7 @@ def test_one_rank_becomes_two_and_another_takes_its_place(tmp_path: Path, jobs: 
     job.end()
     assert job.process.wait(60) == 0, job.said
     assert "[2]<stdout>:ends with 0 of 1 [1, 2" in job.said
-    assert job.said.count("the job goes on without this rank") == 2
+    assert job.said.count("the job continues without this rank") == 2
 
 
 @pytest.mark.soak
@@ -163,7 +163,7 @@ def test_slots_of_a_host_become_more_and_fewer(tmp_path: Path, jobs: list[Elasti
     job.await_words(r"\[2\]<stdout>:begins with 2 at True")
     job.end()
     assert job.process.wait(60) == 0, job.said
-    assert job.said.count("the job goes on without this rank") == 2
+    assert job.said.count("the job continues without this rank") == 2
 
 
 @pytest.mark.soak
@@ -177,7 +177,7 @@ def test_too_few_ranks_wait_for_a_host_that_may_be_used_again(tmp_path: Path, jo
     job.await_words(r"\[2\]<stdout>:begins with 2")
     os.kill(job.pid(2), signal.SIGKILL)
     assert job.process.wait(60) == 1
-    assert "ranks have met anew 1 times, and --reset-limit allows no more" in job.said
+    assert "ranks have been reset 1 times, and --reset-limit allows no more" in job.said
 
 
 @pytest.mark.soak

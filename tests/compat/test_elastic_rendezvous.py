@@ -111,7 +111,7 @@ def test_a_rank_that_is_not_taken_waits(rendezvous: JobRendezvous) -> None:
 
 
 def test_nobody_comes(rendezvous: JobRendezvous) -> None:
-    with pytest.raises(LaunchError, match=r"no other ranks have come for 0\.2 s"):
+    with pytest.raises(LaunchError, match=r"no other ranks have joined within 0\.2 s"):
         rendezvous.come(JobPlace(unit=1, generation=1), 0.2)
 
 

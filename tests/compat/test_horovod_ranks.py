@@ -502,7 +502,7 @@ def test_some_ranks_exchange_among_themselves() -> None:
         pytest.param(3, {"num_groups": 1}, marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.filterwarnings("ignore:groups=N does what num_groups does")
+@pytest.mark.filterwarnings("ignore:groups=N and num_groups mean the same; give one of them")
 def test_an_optimizer_trains_as_on_all_batches(three: On, passes: int, options: dict[str, Any]) -> None:
     expected = one_device(3, passes)
     for found in three(distributed, passes, options):

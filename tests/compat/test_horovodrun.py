@@ -162,17 +162,17 @@ def test_another_launcher_is_refused() -> None:
     [
         (["-np", "0", "python", "x.py"], "-np 0 is not a number from 1"),
         (["-np", "2"], "no command is given"),
-        (["python", "x.py"], "-np N is missing"),
+        (["python", "x.py"], "-np N, the number of ranks, is missing"),
         (["-np", "2", "--jsrun", "python", "x.py"], "--jsrun: ranks are started by ronde"),
         (["-np", "2", "--min-np", "1", "python", "x.py"], "hosts that come and go; name them by"),
         (["-np", "1", "--min-np", "2", "-H", "a:2", "python", "x.py"], "-np 1 is not between --min-np 2"),
         (["--min-np", "3", "--max-np", "2", "-H", "a:2", "python", "x.py"], "more than --max-np 2"),
-        (["-np", "2", "--reset-limit", "2", "python", "x.py"], "--reset-limit: it is about hosts that come"),
+        (["-np", "2", "--reset-limit", "2", "python", "x.py"], "--reset-limit: it applies to hosts"),
         (
             ["-np", "2", "-H", "a:2", "--slots", "2", "python", "x.py"],
             "--slots-per-host 2 is for --host-disc",
         ),
-        (["--max-np", "2", "-H", "a:2", "python", "x.py"], "--min-np N is missing"),
+        (["--max-np", "2", "-H", "a:2", "python", "x.py"], "--min-np N, the least number of ranks"),
         (["-np", "3", "-H", "localhost:2", "python", "x.py"], "more than the 2 slots of localhost:2"),
     ],
 )

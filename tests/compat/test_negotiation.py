@@ -64,7 +64,7 @@ def test_what_ranks_say_differently_is_named() -> None:
     response = negotiation.take()
     assert response is not None
     assert response.error == (
-        "allreduce of 'w': rank 0 says shape [4], rank 2 says shape [2, 2]; all members must say the "
+        "allreduce of 'w': rank 0 says shape [4], rank 2 says shape [2, 2]; all members must give the "
         "same [R711]"
     )
 
@@ -114,7 +114,7 @@ def test_members_of_a_set_negotiate_among_themselves() -> None:
         negotiation.add(rank, request("new", kind="set", members=(0, 2)))
     response = negotiation.take()
     assert response is not None
-    assert response.error == "a process set of ranks [0, 2] is there already: 1 [R716]"
+    assert response.error == "a process set of ranks [0, 2] exists already: 1 [R716]"
 
 
 def test_who_is_missing_is_known() -> None:

@@ -140,7 +140,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         ),
         (
             "--servers tcp://a:1,tcp://a:1 train.py",
-            "--servers tcp://a:1,tcp://a:1 names one server twice; each has an endpoint of its own",
+            "--servers tcp://a:1,tcp://a:1 names one server twice; give each server its own endpoint",
         ),
     ],
 )
@@ -297,8 +297,8 @@ def test_a_torch_that_nobody_has_tried(told: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch_install, "torch_version_file", lambda: "__version__ = '9.1.0+cpu'\n")
     _, text = told("verify", "bad.py")
     assert text.startswith(
-        "ronde: torch 9.1.0+cpu is newer than 2.15, the newest that this ronde was tried with; if it fails, "
-        "try that: PYTHON -m pip install 'torch<2.16'\n"
+        "ronde: torch 9.1.0+cpu is newer than 2.15, the newest that this version of ronde was tested "
+        "with; if a run fails, install that one: PYTHON -m pip install 'torch<2.16'\n"
     )
 
 

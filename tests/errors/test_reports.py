@@ -49,16 +49,16 @@ def test_a_rank_that_hangs_while_its_peer_waits(experiment: Any) -> None:
         """
     code, text = said(experiment, BOARD + script, DRIVER_TIMEOUT="1.5")
     assert code == 1
-    notice, _, end = text.partition("ronde: error: the run stood still")
+    notice, _, end = text.partition("ronde: error: the run hung")
     place = "rank 1 is at DIR/script.py:17, in wait_for_ever"
     assert notice == (
         "ronde: ranks have waited for 0.75 s; the run is ended after 1.5 s of this (--timeout)\n"
         f"  rank 0 waits at train.py:12: all_reduce of float32 [3]\n  {place}\n"
     )
     assert end == (
-        " for 1.5 s and has been ended (--timeout)\n"
+        " for 1.5 s and was ended (--timeout)\n"
         f"  rank 0 waits at train.py:12: all_reduce of float32 [3]\n  {place}\n"
-        "if they were right to take so long, give them more time: --timeout SECONDS\n"
+        "if ranks need so long, give them more time: --timeout SECONDS\n"
         f"{ADVICE}\n"
         "logs of all ranks: DIR/run\n"
     )
@@ -151,19 +151,18 @@ def test_a_rank_that_is_killed(experiment: Any) -> None:
         """
     assert said(experiment, script) == (
         137,
-        "ronde: error: rank 1 was killed by SIGKILL; logs of all ranks: DIR/run\n"
-        "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: a "
-        "smaller batch, fewer ranks, or --plan zero3,micro-batches=4\n"
-        "the last lines of rank-1.log:\nstep 41\n",
+        "ronde: error: rank 1 was killed by SIGKILL; logs of all ranks: DIR/run\nusually the kernel kills "
+        "a rank when memory runs out (see dmesg); to need less memory: a smaller batch, fewer ranks, or "
+        "--plan zero3,micro-batches=4\nthe last lines of rank-1.log:\nstep 41\n",
     )
 
 
 def test_one_rank_that_is_killed(experiment: Any) -> None:
     assert said(experiment, "os.kill(os.getpid(), signal.SIGKILL)", ranks=1) == (
         137,
-        "ronde: error: rank 0 was killed by SIGKILL; log: DIR/run/rank-0.log\n"
-        "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: a "
-        "smaller batch, or --plan micro-batches=4\n",
+        "ronde: error: rank 0 was killed by SIGKILL; log: DIR/run/rank-0.log\nusually the kernel kills a "
+        "rank when memory runs out (see dmesg); to need less memory: a smaller batch, or --plan "
+        "micro-batches=4\n",
     )
 
 
@@ -172,13 +171,15 @@ def test_one_rank_that_is_killed(experiment: Any) -> None:
     [
         (
             "SIGBUS",
-            "mostly shared memory is full, or the disk of a mapped file: see df /dev/shm, and make it larger "
-            "(docker run --shm-size=8g)\n",
+            "usually shared memory is full, or the disk of a mapped file: check df /dev/shm, and make it "
+            "larger (docker run --shm-size=8g)\n",
         ),
         (
             "SIGSEGV",
-            "compiled code has crashed, of torch or another library; to see which line of the script called "
-            "it: PYTHONFAULTHANDLER=1 ronde run ...\n",
+            (
+                "compiled code has crashed, of torch or another library; to see the line of the script "
+                "that called it: PYTHONFAULTHANDLER=1 ronde run ...\n"
+            ),
         ),
         ("SIGTERM", ""),
     ],
@@ -242,7 +243,7 @@ def test_what_outlives_the_script(experiment: Any) -> None:
         """
     assert said(experiment, script, ranks=1) == (
         0,
-        "ronde: ended what the script had left running: sleep (process N)\n",
+        "ronde: ended processes that the script left running: sleep (process N)\n",
     )
 
 

@@ -54,7 +54,7 @@ def test_a_model_on_another_device(host: Any, tmp_path: Path) -> None:
     assert code == 1
     assert said[:2] == ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>']
     assert said[-1] == (
-        'ronde: what is on the device "meta" has no values: leave that device out of the script, or call '
+        'ronde: tensors on the device "meta" have no values: leave that device out of the script, or call '
         'model.to_empty(device="cpu") and load the parameters'
     )
     assert not any("/ronde/" in line for line in said)
@@ -67,8 +67,8 @@ def test_a_batch_that_is_no_tensor(host: Any, tmp_path: Path) -> None:
     assert said[:2] == ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>']
     assert said[-2:] == [
         "TypeError: linear(): argument 'input' (position 1) must be Tensor, not list",
-        "ronde: a list stands where a tensor belongs: torch.stack makes one of tensors, torch.as_tensor of "
-        "numbers or an array; a DataLoader does so by itself without collate_fn",
+        "ronde: a list was given where a tensor is needed: torch.stack makes one of tensors, "
+        "torch.as_tensor of numbers or an array; a DataLoader does so by itself without collate_fn",
     ]
 
 

@@ -263,7 +263,7 @@ HAZARDS = {
     ),
     "reversible around another": Hazard(modelled(_nested), "parts", "random draws"),
     "reversible inside a body": Hazard(_in_parts(lambda: Block(_inner())), "parts", "other rows"),
-    "checkpoint by hand": Hazard(modelled(_diffusion), "parts", "not its own"),
+    "checkpoint by hand": Hazard(modelled(_diffusion), "parts", "outside of the module"),
     "reversible in a checkpoint": Hazard(
         _recomputed(lambda: Block(_inner(nn.Dropout(0.3))), use_reentrant=False), "parts", "random draws"
     ),

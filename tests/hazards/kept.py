@@ -387,10 +387,10 @@ HAZARDS = {
         _keeps(lambda m, x, out: m.kept.update({"rows": len(x)}), collections.Counter()), "parts", _ON_ITSELF
     ),
     "set of sizes": Hazard(
-        _keeps(lambda m, x, out: m.kept.add(len(x)), set()), "parts", "how many rows there are"
+        _keeps(lambda m, x, out: m.kept.add(len(x)), set()), "parts", "the number of rows"
     ),
     "text about the shape": Hazard(
-        _keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", "how many rows there are"
+        _keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", "the number of rows"
     ),
     "object of the user's": Hazard(
         _keeps(lambda m, x, out: m.kept.shapes.append(len(x)), History()), "parts", _ON_ITSELF

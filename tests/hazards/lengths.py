@@ -187,7 +187,7 @@ HAZARDS = {
     "a cached draw": Hazard(_with_cache(_drawn), "whole"),
     "a cached mask": Hazard(_with_cache(_told_of), "whole"),
     "a cached method": Hazard(_with_cache(_of_a_method), "whole"),
-    "cached by rows": Hazard(_with_cache(_by_rows), "parts", "how many rows there are"),
-    "a kept shape": Hazard(_with_its_shape, "parts", "how many rows there are"),
+    "cached by rows": Hazard(_with_cache(_by_rows), "parts", "the number of rows"),
+    "a kept shape": Hazard(_with_its_shape, "parts", "the number of rows"),
     "a mask of which as much is taken as the input is long": Hazard(_of_some_lengths, "whole"),
 }

@@ -158,7 +158,7 @@ HAZARDS = {
             loss=lambda out, y: F.cross_entropy(out[0], y) * len(out[1]),
         ),
         "parts",
-        "how many rows there are",
+        "the number of rows",
     ),
     "shape beside": Hazard(
         modelled(

@@ -345,7 +345,7 @@ def _of_a_library() -> nn.Module:
 
 
 HAZARDS = {
-    "many rows, in a library": Hazard(modelled(_of_a_library), "parts", "how many rows there are"),
+    "many rows, in a library": Hazard(modelled(_of_a_library), "parts", "the number of rows"),
     "capacity of an expert": Hazard(
         _model(_constant_capacity), "parts", "depend on other rows, or on their number (cumsum)"
     ),
@@ -356,15 +356,13 @@ HAZARDS = {
         "parts",
         _MIXED,
     ),
-    "ghost batch norm": Hazard(
-        modelled(_GhostBatchNorm, batches=loader(16)), "parts", "how many rows there are"
-    ),
+    "ghost batch norm": Hazard(modelled(_GhostBatchNorm, batches=loader(16)), "parts", "the number of rows"),
     "samples as channels": Hazard(_model(_each_by_itself), "parts", "as channels"),
-    "gradient by size": Hazard(_model(_scaled_gradient), "parts", "how many rows there are"),
+    "gradient by size": Hazard(_model(_scaled_gradient), "parts", "the number of rows"),
     "gradient by a small size": Hazard(
         modelled(lambda: Lambda(_scaled_gradient, a=nn.Linear(4, 3)), batches=loader(4)),
         "parts",
-        "how many rows there are",
+        "the number of rows",
     ),
     "rounding": Hazard(
         modelled(lambda: Lambda(_centred_twice, a=nn.Linear(4, 3), b=nn.Linear(4, 64))), "whole"
@@ -373,21 +371,21 @@ HAZARDS = {
         _model(lambda m, x: torch.stack([m.a(row) for row in x])), "parts", "(unbind)"
     ),
     "checked arguments": Hazard(_model(_checked), "whole"),
-    "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
+    "more rows, another branch": Hazard(_model(_many), "parts", "the number of rows"),
     "more rows than a trial takes, another branch": Hazard(
         modelled(lambda: Lambda(_many_more, a=nn.Linear(4, 3)), batches=loader(22)),
         "parts",
-        "how many rows there are",
+        "the number of rows",
     ),
-    "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),
+    "more rows, another number": Hazard(_model(_by_number), "parts", "the number of rows"),
     "more rows, another integer": Hazard(
-        _model(lambda m, x: m.a(x) * 6 / max(len(x), 6)), "parts", "how many rows there are"
+        _model(lambda m, x: m.a(x) * 6 / max(len(x), 6)), "parts", "the number of rows"
     ),
     "more rows, another integer in a tensor": Hazard(
-        _model(lambda m, x: m.a(x) / torch.tensor(max(len(x), 6))), "parts", "how many rows there are"
+        _model(lambda m, x: m.a(x) / torch.tensor(max(len(x), 6))), "parts", "the number of rows"
     ),
     **{
-        f"more rows, {what}": Hazard(_by_size(function), "parts", "how many rows there are")
+        f"more rows, {what}": Hazard(_by_size(function), "parts", "the number of rows")
         for what, function in {
             "another layer": lambda m, x: (m.b if _is_large(x) else m.c)(m.a(x)),
             "another layer by torch.cond": _by_condition,
@@ -416,18 +414,18 @@ HAZARDS = {
         }.items()
     },
     "more rows, another layer for those behind": Hazard(_by_size(_layer_by_layer), "parts", "(split)"),
-    "more rows, a note of them beside": Hazard(_noted_large_beside, "parts", "how many rows there are"),
+    "more rows, a note of them beside": Hazard(_noted_large_beside, "parts", "the number of rows"),
     "the same for all sizes": Hazard(_by_size(_all_of_it), "whole"),
     "more rows, another limit": Hazard(
-        _model(lambda m, x: m.a(x).clamp(max=max(len(x), 5) - 5)), "parts", "how many rows there are"
+        _model(lambda m, x: m.a(x).clamp(max=max(len(x), 5) - 5)), "parts", "the number of rows"
     ),
-    "more rows, another size": Hazard(_model(_largest), "parts", "how many rows there are"),
+    "more rows, another size": Hazard(_model(_largest), "parts", "the number of rows"),
     "capacity by the number of rows": Hazard(_model(_capacity), "parts", "(cumsum)"),
     "integers that are sizes": Hazard(_model(_by_kind), "whole"),
-    "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "how many rows there are"),
+    "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "the number of rows"),
     "sizes that decide nothing": Hazard(_model(_sized), "whole"),
     "divided by the batch size": Hazard(
-        _model(lambda m, x: m.a(x) / x.shape[0]), "parts", "how many rows there are"
+        _model(lambda m, x: m.a(x) / x.shape[0]), "parts", "the number of rows"
     ),
     "centred by hand": Hazard(_model(lambda m, x: m.a(x - x.mean(0))), "parts", _MIXED),
     "standardised by hand": Hazard(

@@ -14,7 +14,7 @@ from hazards.harness import D, Hazard, Lambda, train
 
 T = torch.Tensor
 
-COUNTS = "how many rows there are"
+COUNTS = "the number of rows"
 
 
 class Anchored(nn.Module):

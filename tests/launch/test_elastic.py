@@ -85,7 +85,9 @@ def test_a_script_that_cannot_say_leaves_the_hosts_as_they_were(tmp_path: Path) 
 def test_a_script_that_is_no_program(tmp_path: Path) -> None:
     path = tmp_path / "discover"
     path.write_text("one:1")
-    with pytest.raises(UsageError, match=r"cannot be run: Permission denied; it is a program that prints"):
+    with pytest.raises(
+        UsageError, match=r"cannot be run: Permission denied; it must be a program that prints"
+    ):
         discovered(path)
 
 

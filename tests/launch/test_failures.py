@@ -149,7 +149,7 @@ def test_what_the_script_left_running_is_ended_and_named(experiment: Any) -> Non
         ranks=1,
     )
     assert result.code == 0
-    said = "ronde: note[R126]: ended what the script had left running"
+    said = "ronde: note[R126]: ended processes that the script left running"
     assert result.err == f"{said}: sleep (process {experiment.pid('child')})\n"
 
 

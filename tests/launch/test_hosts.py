@@ -116,7 +116,7 @@ def test_a_stall_is_told_once_with_all_places_and_its_cause(experiment: Any) -> 
     )
     done = experiment.finish(process)
     assert done.code == 1
-    notice, _, end = done.err.partition("ronde: error[R200]: the run stood still for 2 s")
+    notice, _, end = done.err.partition("ronde: error[R200]: the run hung for 2 s")
     places = notice.splitlines()
     assert places[0].startswith(
         "ronde: note[R200]: ranks have waited for 1 s; the run is ended after 2 s of this"
@@ -144,7 +144,7 @@ def test_of_a_killed_agent_what_had_come_is_there(experiment: Any) -> None:
     done = experiment.finish(process)
     assert done.code == 1
     assert "the connection to two is lost (" in done.err
-    assert ", and with it rank 2; see whether that host is up" in done.err
+    assert ", and with it rank 2; check whether that host is up" in done.err
     wait_until(lambda: all(gone(rank) for rank in ranks), "all ranks to end")
     assert experiment.log(2) == "words of rank 2\n"
     evidence, _ = examine(experiment.run_dir)

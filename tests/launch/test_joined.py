@@ -50,12 +50,12 @@ def test_it_is_known_where(tmp_path: Path, started: list[int]) -> None:
 
 
 def test_refused(tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LaunchError, match=r"MASTER_ADDR=192\.0\.2\.1 is to be the host of rank 0, which is"):
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR=192\.0\.2\.1 must be the host of rank 0, which is"):
         find_store(place(0, "192.0.2.1", 4000), tmp_path / "m", tmp_path / "log")
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
-            LaunchError, match=rf"port {port}, where .* cannot be had \(Address already in use\)"
+            LaunchError, match=rf"port {port}, where .* cannot be opened \(Address already in use\)"
         ):
             find_store(place(0, "127.0.0.1", port), tmp_path / "m", tmp_path / "log")
     monkeypatch.setattr(external_launch, "_MEETING_S", 0.0)

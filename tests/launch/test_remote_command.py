@@ -64,7 +64,7 @@ def test_nothing_in_the_directory_stands_for_a_module(tmp_path: Path) -> None:
         (
             255,
             "ssh: Could not resolve hostname a: Name or service not known",
-            "not a host that this one knows",
+            "cannot be resolved on this host",
         ),
         (255, "ssh: connect to host a port 22: Connection refused", "runs no ssh server on this port"),
         (255, "ssh: connect to host a port 22: Connection timed out", "is not reached by ssh: .*timed out"),

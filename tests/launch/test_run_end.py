@@ -156,7 +156,7 @@ def test_a_standstill_has_the_places_of_all_hosts_and_the_cause(end: RunEnd, tmp
     end.stalled(parts, is_over=True)
     outcome = end.outcome()
     assert outcome.exit_code == 1
-    assert outcome.report.startswith("the run stood still for 6 s and has been ended (--timeout)\n  rank 0")
+    assert outcome.report.startswith("the run hung for 6 s and was ended (--timeout)\n  rank 0")
 
 
 def test_interrupted_by_the_user(end: RunEnd) -> None:

@@ -59,8 +59,10 @@ def test_a_model_that_samples_is_recorded_once(ranks: Ranks) -> None:
     for found, notes, sharded in ranks(2, _on_a_rank):
         assert found == pytest.approx(expected, rel=1e-11)
         assert [note for note in notes if note.startswith("Regression runs in parts")] == [
-            "Regression runs in parts, not as one piece: it samples by Pyro, whose handlers are to see the "
-            "whole batch, once"
+            (
+                "Regression runs in parts, not as one piece: it samples by Pyro, whose handlers must see "
+                "the whole batch once"
+            )
         ]
         assert set(sharded) == {"Sequential"}
 
@@ -82,8 +84,8 @@ def _guided(rank: Rank) -> list[str]:
 
 def test_a_guide_is_not_told_of_its_trial_before_it_had_set_itself_up(ranks: Ranks) -> None:
     said = (
-        "AutoNormal runs in parts, not as one piece: it samples by Pyro, whose handlers are to see the whole "
-        "batch, once"
+        "AutoNormal runs in parts, not as one piece: it samples by Pyro, whose handlers must see the whole "
+        "batch once"
     )
     assert ranks(2, _guided) == [[said]] * 2
 

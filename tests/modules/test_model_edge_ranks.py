@@ -549,7 +549,7 @@ def _squeezed(rank: Rank, plan: str) -> list[Any]:
 @pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
 def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
     right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
-    reason = "of a single row it makes something else than of one of several"
+    reason = "it treats a single row differently from a row among several"
     said = f"Lambda is computed whole where a rank has a single row: {reason}"
     assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
 

@@ -525,17 +525,21 @@ def _called_by_itself() -> None:
     [
         (
             _hooked_at_the_end,
-            "Linear runs in parts in 1 of 4 calls, not as one piece: it has hooks, which are to see the "
-            "whole batch",
+            (
+                "Linear runs in parts in 1 of 4 calls, not as one piece: it has hooks, which must see the "
+                "whole batch"
+            ),
         ),
         (
             _hooked_inside,
-            "Around runs in parts in 1 of 4 calls, not as one piece, because of NeedsRows inside it: it "
-            "has hooks, which are to see the whole batch",
+            (
+                "Around runs in parts in 1 of 4 calls, not as one piece, because of NeedsRows inside it: "
+                "it has hooks, which must see the whole batch"
+            ),
         ),
         (
             _always_hooked,
-            "Linear runs in parts, not as one piece: it has hooks, which are to see the whole batch",
+            "Linear runs in parts, not as one piece: it has hooks, which must see the whole batch",
         ),
         (
             _called_by_itself,

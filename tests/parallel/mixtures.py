@@ -284,7 +284,7 @@ NOT_SPREAD = {
     "Noisy": "it draws random numbers",
     "Dropout": "it draws random numbers",
     "Counting": "its calls change its buffers",
-    "Balanced": "what it returns is not of tokens",
+    "Balanced": "its output is not one row per token",
 }
 """Why the experts of a form are not spread in training."""
 

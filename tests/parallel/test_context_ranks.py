@@ -353,4 +353,4 @@ def nothing_attends(rank: Rank) -> list[str]:
 
 def test_a_model_without_attention_is_computed_whole_and_that_is_said(two: Ranks):
     for (said,) in two(nothing_attends):
-        assert said.startswith("context=2 cuts nothing: no module that runs as one piece attends")
+        assert said.startswith("context=2 cuts nothing: no module that runs as one piece has attention")

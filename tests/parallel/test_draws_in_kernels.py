@@ -59,6 +59,8 @@ def test_a_draw_that_cannot_be_cut_leaves_the_batch_whole(tmp_path: Path) -> Non
     expected, _ = trained()
     with alone(tmp_path, "micro-batches=2,rng=global") as session:
         output, gradient = trained()
-        assert any("draws inside of its kernel" in note for note in without_codes(session.notes))
+        assert any(
+            "draws random numbers inside of its kernel" in note for note in without_codes(session.notes)
+        )
     assert torch.equal(output, expected)
     assert torch.equal(output, gradient)

@@ -110,7 +110,7 @@ def notes(rank: Rank, folder: str, plan: str, way: str) -> list[str]:
 def test_lines_that_ask_are_named_where_parameters_are_in_parts(ranks: Ranks, tmp_path: Path) -> None:
     for found in ranks(2, notes, str(tmp_path), "zero3", "chosen"):
         (asked,) = found
-        assert "clipping_helpers.py:6 asks for type(...) and Parameter" in asked
+        assert "clipping_helpers.py:6 compares type(...) with Parameter" in asked
         assert "write isinstance(..., torch.nn.Parameter)" in asked
 
 

@@ -126,6 +126,8 @@ def refused(rank: Rank, plan: str) -> str:
 def test_a_mixture_that_looks_at_its_sequence_is_refused(two: Ranks) -> None:
     said: Any = two(refused, "context=2,expert=2")
     assert set(said) == {
-        "context=2 cuts sequences over ranks, and what Summed makes of a token depends on others of its "
-        "sequence; take a plan without context [R250]"
+        (
+            "context=2 cuts sequences over ranks, and in Summed the output of a token depends on other "
+            "tokens of its sequence; take a plan without context [R250]"
+        )
     }

@@ -271,7 +271,7 @@ def test_a_rank_keeps_a_fourth_of_experts_beside_tensor(four: Ranks, name: str):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("balanced", "Balanced: what it returns is not of tokens"),
+        ("balanced", "Balanced: its output is not one row per token"),
         ("noted", "Noted: each call keeps something on it (loss)"),
     ],
 )

@@ -133,6 +133,6 @@ def test_attention_over_places_that_no_module_is_given_is_refused_by_name(two: R
     said: Any = two(refused)
     assert set(said) == {
         "context=2 cuts sequences over ranks, and _UNet attends to 64 entries inside of _ImageAttention, "
-        "which no module is given as [rows, entries, ...]; take a plan without context, such as "
+        "which are not an argument [rows, entries, ...] of any module; take a plan without context, such as "
         "tensor=2 [R250]"
     }

@@ -147,4 +147,6 @@ def refused(rank: Rank) -> str:
 @pytest.mark.soak
 def test_a_mixture_that_looks_at_its_sequence_is_refused(two: Ranks) -> None:
     said: Any = two(refused)
-    assert all("what Summed makes of a token depends on others of its sequence" in each for each in said)
+    assert all(
+        "in Summed the output of a token depends on other tokens of its sequence" in each for each in said
+    )

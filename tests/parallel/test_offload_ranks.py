@@ -384,7 +384,7 @@ def test_an_optimizer_that_cannot_step_there_stays_on_the_device(tmp_path: Path)
         (lambda model: torch.optim.Adafactor(model.parameters()), "moves that of SGD, Adam, "),
         (
             lambda model: torch.optim.Adam(model.parameters(), capturable=True),
-            "capturable=True is for devices",
+            "capturable=True runs on devices",
         ),
     ):
         with alone(tmp_path, "zero1,offload=optimizer") as session:

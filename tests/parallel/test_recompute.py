@@ -446,7 +446,7 @@ def test_a_block_that_uses_an_iterator_is_not_computed_again(block: Callable[[],
         found = trained()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert [note.partition(": ")[2] for note in said] == [
-        f"it uses the {thing}, which recompute=full could not put back to compute it again"
+        f"it uses the {thing}, which recompute=full cannot restore to recompute the block"
     ]
 
 

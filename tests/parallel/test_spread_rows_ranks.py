@@ -459,7 +459,7 @@ def test_what_stays_whole_is_said(ranks: Ranks) -> None:
         )
         assert not any("bag.weight" in note for note in notes)
     for _, notes in ranks(2, situation, "momentum", True):
-        assert any("SGD has the rows of an embedding whole on every rank for each step" in n for n in notes)
+        assert any("SGD needs whole rows of an embedding on every rank in each step" in n for n in notes)
 
 
 def out_of_range(rank: Rank) -> str:

@@ -154,7 +154,7 @@ def test_servers_have_no_rows_of_a_cut_model():
 
 def test_experts_are_in_step():
     assert validate(expand("expert=2,local-sgd"), 2) == [
-        "update=local has ranks train by themselves, and expert=2 has them exchange tokens in each step; "
+        "update=local lets ranks train by themselves, but under expert=2 they exchange tokens in each step; "
         "nearest legal: expert=2,update=sync [R255]"
     ]
 
@@ -297,7 +297,7 @@ WITHOUT_EFFECT = [
 def test_what_does_nothing_is_refused(text: str, other: str):
     (error,) = validate(expand(text))
     item = text.rpartition(",")[2].replace("state=server", "algorithm=hierarchical")
-    assert error.startswith(f"{item} does nothing with {other}: ")
+    assert error.startswith(f"{item} has no effect with {other}: ")
     remedy = lift(error)[1].partition("nearest legal: ")[2]
     items = dict(each.split("=") for each in f"{expand(text)},{remedy}".split(","))
     assert validate(expand(",".join(f"{name}={value}" for name, value in items.items()))) == []

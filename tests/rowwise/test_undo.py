@@ -148,7 +148,7 @@ def test_an_argument_that_is_kept_elsewhere_is_taken_back_from_there_only() -> N
     observed = observe(module, (x, factors), axes=[0, 0])
     assert (
         lift(observed.verdict.reason)[1]
-        == "it keeps values of the batch in a variable or object that is not its own"
+        == "it keeps values of the batch in a variable or object outside of the module"
     )
     assert not seen
     assert list(factors) == ["x"]
@@ -174,7 +174,7 @@ def test_what_catches_all_does_not_go_on() -> None:
         except:  # noqa: E722 - as some write it
             return x
 
-    assert observe(Written(forward), (table(),)).verdict.reason.startswith("what it does depends on how many")
+    assert observe(Written(forward), (table(),)).verdict.reason.startswith("it depends on the number of rows")
 
 
 def test_a_gradient_taken_inside_is_put_back() -> None:

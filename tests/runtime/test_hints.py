@@ -78,7 +78,7 @@ def test_a_device_of_another_rank() -> None:
 )
 def test_a_model_on_another_device_than_its_batch(text: str) -> None:
     assert hint(RuntimeError(text), config("cuda")) == (
-        "a model and what it is called on must be on one device, here that of the ranks: "
+        "a model and its inputs must be on one device, here the device of the ranks: "
         'model.to("cuda") before the optimizer is made, and .to("cuda") for every tensor of a batch'
     )
 
@@ -95,7 +95,7 @@ def test_a_model_on_another_device_than_its_batch(text: str) -> None:
 )
 def test_a_model_without_values(text: str) -> None:
     assert hint(RuntimeError(text), config()) == (
-        'what is on the device "meta" has no values: leave that device out of the script, or call '
+        'tensors on the device "meta" have no values: leave that device out of the script, or call '
         'model.to_empty(device="cpu") and load the parameters'
     )
 
@@ -126,9 +126,9 @@ def test_a_device_that_is_not_there(error: Exception) -> None:
 )
 def test_the_exact_class_of_what_is_in_parts(named: str, kind: str, base: str) -> None:
     assert hint(RuntimeError(f"Need type to be np.ndarray or torch.Tensor, found {named}"), config()) == (
-        f"a {kind} is a {base} in parts, which is not one by its exact class: where that is asked by "
-        f"type(...), write isinstance(..., {base}); where a library asks, give it a whole value, "
-        "torch.from_numpy(x.numpy(force=True)), or run the script by python"
+        f"a {kind} is a sharded {base}, of a subclass: in place of type(...) write isinstance(..., {base}); "
+        "if a library compares types, give it a whole value, torch.from_numpy(x.numpy(force=True)), or run "
+        "the script by python"
     )
 
 

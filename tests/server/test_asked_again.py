@@ -133,7 +133,7 @@ def test_nonsense_is_asked(asked: Any, clients: Any) -> None:
         if isinstance(asked, list):
             assert client.wait([request])[0].meta["waiting"] == []
         else:
-            with pytest.raises(Exception, match="what was asked is a list"):
+            with pytest.raises(Exception, match="give a list of request numbers"):
                 client.wait([request])
 
 

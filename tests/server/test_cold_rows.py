@@ -211,7 +211,9 @@ def test_a_forked_process_is_told_that_it_has_no_rows_on_disk() -> None:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
-    assert b"can be had by the process that made it, not by one that was forked" in os.read(reading, 1000)
+    assert b"can be read by the process that made the table, not by one that was forked" in os.read(
+        reading, 1000
+    )
     os.close(reading)
     assert len(cold.state()["ids"]) == len(cold)
 
@@ -219,7 +221,7 @@ def test_a_forked_process_is_told_that_it_has_no_rows_on_disk() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: OnDisk(0), r"OnDisk\(memory_rows=0\): memory_rows is 1 or more"),
+        (lambda: OnDisk(0), r"OnDisk\(memory_rows=0\): memory_rows must be at least 1"),
         (lambda: OnDisk(5, "/nowhere"), r"OnDisk\(directory=/nowhere\): there is no such directory"),
     ],
 )

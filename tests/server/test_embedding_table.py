@@ -176,8 +176,8 @@ def test_ids_are_any_of_64_bits_and_a_look_up_makes_no_row() -> None:
             lambda: ronde.EmbeddingTable(4)(torch.ones(3)),
             r"ids are torch.float64; int64 is needed \(ids.long\(\)\)",
         ),
-        (lambda: ronde.EmbeddingTable(4, dtype=torch.bfloat16), "rows are torch.float32 or torch.float64"),
-        (lambda: ronde.EmbeddingTable(4, pooling="max"), '"sum" and "mean" are possible'),
+        (lambda: ronde.EmbeddingTable(4, dtype=torch.bfloat16), "choose torch.float32 or torch.float64"),
+        (lambda: ronde.EmbeddingTable(4, pooling="max"), 'give "sum", "mean" or None'),
         (
             lambda: ronde.EmbeddingTable(4)(torch.ones(3).long(), torch.tensor([0])),
             "bags need both `offsets`",

@@ -161,10 +161,10 @@ def test_without_servers_one_process_does_the_same() -> None:
         ),
         (
             lambda store: store.init("c", torch.ones(1).cfloat()),
-            "servers do not know torch.complex64; they know b",
+            "servers do not support torch.complex64; they support b",
         ),
         (lambda store: store.push(["w"], torch.ones(2, 3, 2)), "1 keys and 2 values; one for each is needed"),
-        (lambda store: store.push(["w", "w"], [1, 2]), "a key comes twice in ['w', 'w']"),
+        (lambda store: store.push(["w", "w"], [1, 2]), "a key is given twice in ['w', 'w']"),
         (
             lambda store: store.push("w", 3),
             "KVStore.push('w'): a value is a tensor, or for push() a list of equal",
@@ -186,10 +186,10 @@ def test_without_servers_one_process_does_the_same() -> None:
             lambda store: store.set_optimizer(torch.optim.SGD([torch.ones(1)]), lr=1),
             "an optimizer has one group",
         ),
-        (lambda _: KVStore("dist"), "KVStore('dist'): there are local, dist_sync and dist_async"),
+        (lambda _: KVStore("dist"), "KVStore('dist'): choose local, dist_sync or dist_async"),
         (
             lambda _: KVStore("dist_sync", rank=0, workers=1),
-            "KVStore('dist_sync'): RONDE_SERVERS does not say where",
+            "KVStore('dist_sync'): RONDE_SERVERS does not name the servers",
         ),
         (
             lambda _: KVStore("dist_sync"),

@@ -78,9 +78,7 @@ def test_a_killed_server_changes_nothing(tmp_path: Path) -> None:
 def test_without_a_log_a_killed_server_ends_the_run(tmp_path: Path, durability: str) -> None:
     code, _, words = run(tmp_path, "--durability", durability, victim="ronde.server.process", after=(3,))
     assert code == 1
-    assert (
-        f"server 1 ended (signal SIGKILL), and what it had is lost under --durability {durability}" in words
-    )
+    assert f"server 1 ended (signal SIGKILL), and its state is lost under --durability {durability}" in words
 
 
 def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
     try:
         (pid,) = servers.pids
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert "what it had is lost under --durability snapshot" in servers.look(said.append)
+        assert "its state is lost under --durability snapshot" in servers.look(said.append)
     finally:
         servers.end()
         directory.release()

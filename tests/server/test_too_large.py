@@ -32,7 +32,7 @@ def test_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         client = Client([service.endpoint], TOKEN, timeout=20)
         client.wait([add(client, 40, pull=False), add(client, 41, pull=False)])
-        with pytest.raises(ServerRefused, match=r"add: a message of .* is smaller with more servers"):
+        with pytest.raises(ServerRefused, match=r"add: a message of .* use more servers"):
             add(client, 80, pull=False)
         with pytest.raises(ServerRefused, match=r"the answer: a message of .* is too large"):
             client.wait([client.send(0, Opcode.PULL, {"keys": [40, 41]})])

@@ -103,8 +103,8 @@ def _on_ranks(rank: Rank, make: Callable[[], nn.Module], kind: Callable[..., Bat
 
 
 _NOT_TAKEN_APART = (
-    "runs in parts, not as one piece: one of its arguments is a Closed, which is not taken apart; give the "
-    "model the tensors in it, or a dict, a dataclass or a plain object of them"
+    "runs in parts, not as one piece: one of its arguments is a Closed, whose tensors are not found; "
+    "give the model the tensors in it, or a dict, a dataclass or a plain object of them"
 )
 
 
@@ -115,7 +115,7 @@ _NOT_TAKEN_APART = (
         (
             Net,
             Batch,
-            ["Net runs in parts, not as one piece: what it does depends on how many rows there are"],
+            ["Net runs in parts, not as one piece: it depends on the number of rows"],
         ),
         (Net, Closed, [f"Net {_NOT_TAKEN_APART}"]),
         (Inner, Closed, [f"Inner {_NOT_TAKEN_APART}"]),

@@ -80,7 +80,7 @@ class DatasetSnapshot:
             name, value = self._pending.popleft()
             if id(value) in seen or issubclass(type(value), (*_SIMPLE, *_HOLDS_NOTHING, *_CODE)):
                 continue
-            seen[id(value)] = value  # held, so that the id stays unique
+            seen[id(value)] = value  # kept alive, so that the id stays unique
             if not issubclass(type(value), GENERATORS):
                 with suppress(Exception):  # errors of the object's code, such as an unbound proxy
                     self._look(name, value)

@@ -211,15 +211,15 @@ class LoaderEdge:
         if self._loading == "full":
             return Loading()
         if loader._dataset_kind != DatasetKind.Map:
-            return Loading("an iterable dataset has no indices to be cut [R361]")
+            return Loading("an iterable dataset has no indices that could be cut [R361]")
         if not loader._auto_collation:
             return Loading("the loader makes no batches of samples [R361]")
         if self._loading == "sliced":
             return Loading(sliceable=True, always=True)
         if loader.num_workers and _start_method(loader) != "fork":
-            return Loading("its workers are not forked, and what they do is not seen [R363]")
+            return Loading("its workers are not forked, so ronde cannot see what they change [R363]")
         if loader.collate_fn is not default_collate:
-            return Loading("its collate_fn may look at all samples, to pad them say [R360]")
+            return Loading("its collate_fn may use all samples of the batch, for example to pad them [R360]")
         return Loading(sliceable=True)
 
     def _mark(self, index: Any) -> None:

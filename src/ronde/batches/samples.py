@@ -143,7 +143,11 @@ def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, DatasetSna
     held = DatasetSnapshot(fetcher.dataset)
     samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
     changed = held.changed() if get_worker_info() is None else ""
-    book = f"reading samples changes {changed}, which the script may read [R363]" if changed else ""
+    book = (
+        f"reading samples changes {changed} of the dataset, and the script may read that [R363]"
+        if changed
+        else ""
+    )
     return samples if together else fetcher.collate_fn(samples), held, book
 
 

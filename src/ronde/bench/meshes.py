@@ -239,7 +239,7 @@ def _by_steps(plan: str) -> bool:
 def _figures_of(directory: RunDirectory, rank: int) -> RankFigures:
     summary, steps = read_summary(directory.summary(rank)), read_steps(steps_path(directory.path, rank))
     if summary is None or summary.memory is None or steps is None:
-        raise BenchError(f"rank {rank} left no account of its run in {directory.path.name} [R852]")
+        raise BenchError(f"rank {rank} wrote no summary of its run to {directory.path.name} [R852]")
     usual = [each for each in steps.recent if each.step > 3] or list(steps.recent)
     return RankFigures(
         memory={str(kind): nbytes for kind, nbytes in summary.memory.peaks.items()},

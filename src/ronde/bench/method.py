@@ -35,7 +35,7 @@ class Method:
         """
         if ranks < self.least_ranks:
             raise UsageError(
-                f"--ranks {ranks} leaves nothing to compare; with --method {self.name} give --ranks "
+                f"--ranks {ranks} has nothing to compare; with --method {self.name} give --ranks "
                 f"{self.least_ranks} or more, or use --method dlperf, which has a row for one device [R850]"
             )
         if self.steps is not None and steps is not None:

@@ -56,9 +56,9 @@ def run_all(processes: Sequence[Process], *, timeout: float) -> tuple[list[str],
 
 
 def start(process: Process, folder: Path, place: int) -> subprocess.Popen[bytes]:
-    """Start one with its output in the files `PLACE.out` and `PLACE.err` of the folder."""
+    """Start a process with its output in the folder's files `PLACE.out` and `PLACE.err`."""
     with open(folder / f"{place}.out", "wb") as out, open(folder / f"{place}.err", "wb") as err:
-        # A session of its own, so that ending it ends what it has started.
+        # A separate session, so that ending it also ends the processes that it started.
         return subprocess.Popen(
             process.command,
             env=dict(process.environment),

@@ -1,4 +1,4 @@
-"""Rounds of contenders, in which a disturbance of the machine hits all alike.
+"""Rounds of contenders: a disturbance of the machine slows all of them alike.
 
     round     1    2    3    4   ...
     first     A    B    C    A

@@ -34,9 +34,9 @@ class GeneratorStates:
         return now
 
     def settle(self) -> None:
-        """Store pending states in their entry, before entries are written.
+        """Store pending generator states in the last journal entry, before entries are saved.
 
-        At this point it is not known whether the script will draw from them.
+        The script may still draw random numbers after that entry.
         """
         if self._moved and self._entry is not None:
             self._entry.random = self._after

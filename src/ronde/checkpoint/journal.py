@@ -97,12 +97,12 @@ class Journal:
             Mismatch: the script does something else than the next entry says.
         """
         if self.at_end:
-            raise Mismatch(f"it comes to {_said(kind, name)} where its journal has ended [R514]")
+            raise Mismatch(f"it reaches {_said(kind, name)} after the end of its journal [R514]")
         entry = self._entries[self._place]
         if (entry.kind, entry.name) != (kind, name):
             raise Mismatch(
-                f"at entry {self._place + 1} of {len(self._entries)} it comes to {_said(kind, name)}, and "
-                f"came to {_said(entry.kind, entry.name)} before [R514]"
+                f"at entry {self._place + 1} of {len(self._entries)} it reaches {_said(kind, name)}, and "
+                f"reached {_said(entry.kind, entry.name)} before [R514]"
             )
         self._place += 1
         return entry
@@ -138,7 +138,7 @@ def read_entries(content: bytes, rank: int = 0) -> list[JournalEntry]:
     """Return the entries of a rank in a journal file's content.
 
     Raises:
-        JournalError: the file is damaged, or ends in the midst of a block.
+        JournalError: the file is damaged, or ends inside a block.
     """
     found: list[JournalEntry] = []
     for block in _blocks(content):
@@ -156,7 +156,7 @@ def _blocks(content: bytes) -> Iterator[bytes]:
     place = 0
     while place < len(content):
         if place + _HEAD.size > len(content):
-            raise JournalError(f"it ends in the midst of a block at byte {place} [R511]")
+            raise JournalError(f"it ends inside a block at byte {place} [R511]")
         length, checksum = _HEAD.unpack_from(content, place)
         begin, place = place + _HEAD.size, place + _HEAD.size + length
         block = content[begin:place]

@@ -48,7 +48,7 @@ def write_weights(
     place.mkdir(parents=True, exist_ok=True)
     if any(place.iterdir()):
         raise UsageError(
-            f"{place} is not empty, and its files may be of another model; name a new --out DIR [R521]"
+            f"{place} is not empty, and may contain files of another model; name a new --out DIR [R521]"
         )
     if layout == "hf":
         _write_hugging_face(copies, place, largest)

@@ -106,8 +106,8 @@ class _OfEarlierRun(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise RondeError(
-            "the script calls backward through a graph that was made before the checkpoint from which it was "
-            "resumed; such a graph cannot be brought back: begin anew, or from another checkpoint [R518]"
+            "the script calls backward through a graph that was made before the checkpoint from which it "
+            "was resumed; such a graph is not saved: begin anew, or from another checkpoint [R518]"
         )
 
 

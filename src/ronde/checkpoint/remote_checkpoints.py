@@ -16,7 +16,7 @@ __all__ = ["RemoteCheckpoints", "is_url"]
 
 
 def is_url(place: str) -> bool:
-    """Return whether a place is a URL (`s3://bucket/run`), not a folder here."""
+    """Return whether a place is a URL (`s3://bucket/run`), not a local folder."""
     return "://" in place
 
 
@@ -42,7 +42,7 @@ class RemoteCheckpoints:
                 f"--checkpoint {url} needs a package that is missing ({error}); install it [R516]"
             ) from None
         except Exception as error:
-            raise UsageError(f"--checkpoint {url} is not reached: {_first_line(error)} [R516]") from None
+            raise UsageError(f"--checkpoint {url} cannot be reached: {_first_line(error)} [R516]") from None
         self._url = url
 
     def latest(self) -> CheckpointManifest | None:

@@ -46,7 +46,7 @@ class Unchanged:
         }
 
     def __contains__(self, value: torch.Tensor) -> bool:
-        """Return whether a value is one of these tensors, and unchanged since."""
+        """Return whether a value is a known tensor that has not changed since."""
         known = self._known.get(id(value))
         return known is not None and known[0]() is value and known[1] == value._version
 
@@ -231,7 +231,7 @@ def put_back(held: CapturedState, state: State, whole: Callable[[Any], Any]) -> 
             owner.grad = value.to(owner.device, copy=True)
     for name in held.tensors.keys() - saved.keys() - left:
         if not name.endswith(_GRADIENT):
-            raise Mismatch(f"it holds {name}, which it did not [R514]")
+            raise Mismatch(f"it has {name}, which the checkpoint does not have [R514]")
         held.tensors[name.removesuffix(_GRADIENT)].grad = None
     for name, value in state["optimizers"].items():
         if name not in held.optimizers:
@@ -315,4 +315,4 @@ def _values_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _other(name: str) -> Mismatch:
-    return Mismatch(f"it no longer holds {name} [R514]")
+    return Mismatch(f"it no longer has {name} [R514]")

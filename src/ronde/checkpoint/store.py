@@ -183,7 +183,7 @@ def read_checkpoint(place: Path) -> tuple[CheckpointManifest, State]:
         while block := file.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != manifest.digest:
-        raise ValueError("its state is not what was written [R511]")
+        raise ValueError("its state differs from what was written [R511]")
     # A checkpoint is trusted as the script is that it belongs to.
     return manifest, torch.load(place / "state.pt", map_location="cpu", weights_only=False)
 

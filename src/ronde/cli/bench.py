@@ -202,7 +202,7 @@ def parallel_(  # noqa: PLR0913 - its options
     json: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Train a model under each mesh of so many ranks, and in one process.
+    """Train a model under each mesh of `--ranks` ranks, and in one process.
 
     Prints the time of a step, as a part of one process's and of the ideal (an equal share, and a pipeline's
     bubble), the most memory and bytes of a rank, and how long it waits.

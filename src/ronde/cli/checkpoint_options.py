@@ -25,8 +25,8 @@ def check_restarts(
         raise UsageError(f"--restarts {restarts} {why}")
     if servers:
         raise UsageError(
-            f"--servers {servers} were started by hand and keep what they have when ranks are started again; "
-            "give --servers N, or leave out --restarts, --min-ranks and --max-ranks [R500]"
+            f"--servers {servers} were started by hand, and keep their state when ranks are restarted; give "
+            "--servers N, or leave out --restarts, --min-ranks and --max-ranks [R500]"
         )
 
 
@@ -52,8 +52,8 @@ def seed_of_checkpoint(place: str | None, *, resume: bool, native: bool, plan: s
     parsed = Plan.parse(plan)
     if parsed.in_local_view and parsed.mesh.cuts_models is not None:
         raise UsageError(
-            f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "
-            f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync [R501]"
+            f"--checkpoint cannot save a cut model under {parsed.item('update')}, where each replica trains "
+            f"by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync [R501]"
         )
     from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints, is_url
     from ronde.trace.checkpoint_manifest import checkpoints_in, latest_manifest

@@ -65,7 +65,7 @@ def elastic_of(
         ranks: the option --ranks.
         count: number of ranks on the first hosts.
         saves: whether the run makes checkpoints.
-        fits: whether the plan can have so many ranks.
+        fits: function that tells whether the plan can have a number of ranks.
 
     Raises:
         UsageError: the options contradict each other, or another option is missing.
@@ -81,7 +81,7 @@ def elastic_of(
             f"{name} {value} is about hosts that come and go; name them by -H host1:2,host2:2 [R155]"
         )
     if not saves:
-        raise UsageError(f"{name} {value} needs --checkpoint DIR, from which the run goes on [R155]")
+        raise UsageError(f"{name} {value} needs --checkpoint DIR, from which the run is resumed [R155]")
     if ranks != "auto":
         if most is not None:
             raise UsageError(
@@ -89,9 +89,7 @@ def elastic_of(
             )
         most = int(ranks)
     if least is not None and most is not None and least > most:
-        raise UsageError(
-            f"--min-ranks {least} is more than the {most} ranks that are to be at most; lower it [R155]"
-        )
+        raise UsageError(f"--min-ranks {least} is more than --max-ranks {most}; lower it [R155]")
     from ronde.launch.elastic import Elastic, ElasticHosts
     from ronde.launch.host_discovery import HostDiscovery
 

@@ -71,7 +71,7 @@ def export(
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Raise `UsageError` in the place of an `OSError`: `folder` cannot be written."""
+    """Raise `UsageError` instead of an `OSError`, if `folder` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _needing_packages() -> Iterator[None]:
-    """Raise `UsageError` in the place of an `ImportError`."""
+    """Raise `UsageError` instead of an `ImportError`."""
     try:
         yield
     except ImportError as error:
@@ -100,7 +100,8 @@ def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | N
     for option, value in (("--rows", rows if rows != "full" else None), ("--version", version)):
         if value is not None:
             raise UsageError(
-                f"{option} {value} is for what a run publishes; leave it out, or name step-N of {path} [R520]"
+                f"{option} {value} applies to published models only; leave it out, or name step-N of "
+                f"{path} [R520]"
             )
     from ronde.checkpoint.export import export_models, find_checkpoint
     from ronde.checkpoint.layouts import LAYOUTS as SAID

@@ -197,7 +197,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
             )
     if ranks is None and not where.hosts:
         raise UsageError(
-            "-np N is missing: how many ranks; try ronde horovodrun -np 2 python train.py [R700]"
+            "-np N, the number of ranks, is missing; try ronde horovodrun -np 2 python train.py [R700]"
         )
     if ranks is not None and int(ranks) < 1:
         raise UsageError(f"-np {ranks} is not a number from 1; try -np 2 [R700]")
@@ -262,7 +262,7 @@ def _check_elastic(
 ) -> None:
     """Refuse options of elastic runs for other runs."""
     if not is_elastic:
-        _refuse(options, "it is about hosts that come and go; give --min-np too [R702]")
+        _refuse(options, "it applies to hosts that come and go; give --min-np too [R702]")
     if slots is not None and script is None:
         raise UsageError(
             f"--slots-per-host {slots} is for --host-discovery-script; write HOST:{slots} in -H [R702]"

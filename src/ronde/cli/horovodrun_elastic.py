@@ -35,9 +35,7 @@ def bounds_of(
     """
     first, least, most = ranks
     if least is None:
-        raise UsageError(
-            "--min-np N is missing: with how many ranks the job goes on at least; or give -np N [R702]"
-        )
+        raise UsageError("--min-np N, the least number of ranks, is missing; give it, or -np N [R702]")
     if most is not None and least > most:
         raise UsageError(f"--min-np {least} is more than --max-np {most}; lower it [R702]")
     first = least if first is None else first

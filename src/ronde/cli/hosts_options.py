@@ -72,7 +72,7 @@ def hosts_of(
         for name, value in given.items():
             if value is not None:
                 raise UsageError(
-                    f"{name} is about other hosts, and none is named; add -H host1:2,host2:2 [R130]"
+                    f"{name} applies to other hosts, and none is named; add -H host1:2,host2:2 [R130]"
                 )
         _check_variables_are_here(variables)
         return None

@@ -43,5 +43,6 @@ def import_weights(
     with writing_to(out):
         copy_with_weights(place, model, weights, out)
     say(
-        f"{place.name} with the weights of {weights} is in {out}; go on by --checkpoint {out} --resume [R522]"
+        f"{place.name} with the weights of {weights} is in {out}; continue by --checkpoint {out} "
+        "--resume [R522]"
     )

@@ -135,7 +135,7 @@ def _item(about: str, words: Mapping[str, str] | str, *, weak: bool = False) -> 
         elif value.lower() in words:
             item = words[value.lower()]
         else:
-            raise UsageError(f"{option} {value} is not available; there are {', '.join(words)} [R144]")
+            raise UsageError(f"{option} {value} is not available; choose among {', '.join(words)} [R144]")
         if not item:
             line.left_out.append(f"{option} {value}")
         elif not (weak and about in line.items):
@@ -168,7 +168,7 @@ _CPU = _advice(
     0, "ronde takes the CPU where no CUDA device is visible; write CUDA_VISIBLE_DEVICES= before ronde [R143]"
 )
 _EXCLUDE = _advice(1, "write the devices that are left as CUDA_VISIBLE_DEVICES=... before ronde [R143]")
-_SCRIPTS_OWN = "the script says this by itself; write it there, where plain python has it, too [R146]"
+_SCRIPTS_OWN = "this is decided in the script; write it there, so that plain Python has it too [R146]"
 _BY_CONFIG = (
     "ronde reads no configuration of another launcher; its ZeRO stage is --plan zero1, zero2 or zero3, its "
     "precision precision=bf16 [R145]"

@@ -97,7 +97,7 @@ def read_words(
         typed = rest[0]
     rest = _read_interpreter(line, rest, own, is_file)
     if typed and not rest and "--help" not in line.options:
-        raise UsageError(f"a script is missing behind {typed}; write ronde {command} train.py [R148]")
+        raise UsageError(f"a script is missing after {typed}; write ronde {command} train.py [R148]")
     _refuse_other(rest, command, is_file)
     return _in_words_of_ronde(line, rest, own, command)
 
@@ -116,7 +116,7 @@ def _read_options(line: LauncherLine, words: list[str], own: Mapping[str, bool])
             _take_own(line, known, [value] if sign else [], words, own)
         elif (option := option_named(name, line.launcher)) is not None:
             if len(words) < option.values - bool(sign):
-                raise UsageError(f"{name} needs a value; write it behind it [R142]")
+                raise UsageError(f"{name} needs a value after it [R142]")
             values = [value] if sign else [words.pop(0) for _ in range(option.values)]
             option.take(line, name, " ".join(values))
         elif (joined := _JOINED.fullmatch(word)) and option_named(joined[1], line.launcher) is not None:
@@ -183,7 +183,7 @@ def _check_interpreter(path: str) -> None:
     if "/" in path and os.path.dirname(os.path.abspath(path)) != here:
         raise UsageError(
             f"{path} is another interpreter than ronde's ({sys.executable}), in which scripts run; install "
-            "ronde there, and write its python -m ronde run [R147]"
+            "ronde for it, and start by its python -m ronde run [R147]"
         )
 
 
@@ -196,9 +196,9 @@ def _refuse_interpreters_option(option: str, value: Sequence[str]) -> None:
     name = option[:2] if option[:2] in ("-W", "-X") else option
     variable = _OF_PYTHON.get(name, "")
     if not variable:
-        raise UsageError(f"{option} is python's, and ronde's ranks have none of it; leave it out [R147]")
+        raise UsageError(f"{option} is an option of python that ranks do not support; leave it out [R147]")
     shown = variable.format(option[2:] or " ".join(value))
-    raise UsageError(f"{option} is python's; give it to every rank by {shown} before ronde [R147]")
+    raise UsageError(f"{option} is an option of python; set it for every rank by {shown} before ronde [R147]")
 
 
 def _refuse_other(words: Sequence[str], command: str, is_file: Callable[[str], bool]) -> None:
@@ -247,7 +247,7 @@ def _check_hosts(line: LauncherLine, options: list[str], script: list[str], comm
             raise UsageError(_lines_for_hosts(line, count, least, [*options, *script], command))
     elif count > 1:
         raise UsageError(
-            f"{named} names the hosts, and their number is said besides; list only those meant [R142]"
+            f"{named} names the hosts, and their number is given too; list only the hosts to use [R142]"
         )
     elif line.ranks is not None and line.per_host:
         raise UsageError(

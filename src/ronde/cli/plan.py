@@ -72,8 +72,8 @@ def show(
 def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
     if described.mesh.tensor == described.mesh.pipeline == described.mesh.expert == 1:
         raise UsageError(
-            "--script lists what tensor=N, pipeline=N or expert=N cuts, and this plan has none of them; give "
-            "it one [R229]"
+            "--script lists what tensor=N, pipeline=N or expert=N cuts, and this plan has none of them; add "
+            "one [R229]"
         )
     from ronde.runtime.structure import lines_of_cuts, model_of_script
 

@@ -46,7 +46,7 @@ def server(
     if index >= servers:
         raise UsageError(f"--index {index} is not one of {servers} servers, counted from 0 [R431]")
     if update not in _UPDATES:
-        raise UsageError(f"--update {update}: there are {', '.join(_UPDATES)} [R431]")
+        raise UsageError(f"--update {update} is unknown; choose among {', '.join(_UPDATES)} [R431]")
     config = ServerConfig(
         index=index,
         servers=servers,

@@ -36,7 +36,7 @@ def endpoints_of(servers: str | None) -> tuple[str, ...]:
             )
     if len(set(found)) < len(found):
         raise UsageError(
-            f"--servers {servers} names one server twice; each has an endpoint of its own [R433]"
+            f"--servers {servers} names one server twice; give each server its own endpoint [R433]"
         )
     return found
 
@@ -76,8 +76,8 @@ def server_state_of(path: Path | None, directory: RunDirectory) -> str:
         return ""
     if path.absolute() == directory.path:
         raise UsageError(
-            f"--server-state {path} is the run directory, whose servers begin with nothing; give the run "
-            "another by --run-dir DIR [R414]"
+            f"--server-state {path} is the run directory, and its servers would find no earlier state; give "
+            "the new run another by --run-dir DIR [R414]"
         )
     return str(path.absolute())
 

@@ -25,9 +25,7 @@ def traced_steps(
     """
     if file is None:
         if steps is not None:
-            raise UsageError(
-                f"--trace-steps {steps} says of which steps; add --trace FILE to say where to [R607]"
-            )
+            raise UsageError(f"--trace-steps {steps} chooses the steps; add --trace FILE for the file [R607]")
         return ""
     if native:
         raise UsageError("--trace needs a script that ronde distributes; leave out --native [R607]")
@@ -45,9 +43,7 @@ def traced_steps(
             f"--trace-steps {TRACED_STEPS} [R607]"
         ) from None
     if not os.access(file.absolute().parent, os.W_OK | os.X_OK) or file.is_dir():
-        raise UsageError(
-            f"--trace {file} cannot be written there; name a file in a folder that is there [R607]"
-        )
+        raise UsageError(f"--trace {file} cannot be written there; name a file in an existing folder [R607]")
     return steps or TRACED_STEPS
 
 

@@ -28,7 +28,7 @@ def torch_version_file() -> str:
 
 
 def torch_version() -> str:
-    """Return the version of the installed torch; "" without one."""
+    """Return the version of the installed torch; "" if torch is not installed."""
     return _version()[0]
 
 
@@ -56,8 +56,8 @@ def newer_than_tried() -> str | None:
     major, minor = NEWEST_TRIED
     newest, untried = f"{major}.{minor}", f"{major}.{minor + 1}"
     return (
-        f"torch {name} is newer than {newest}, the newest that this ronde was tried with; if it fails, "
-        f"try that: {sys.executable} -m pip install 'torch<{untried}' [R185]"
+        f"torch {name} is newer than {newest}, the newest that this version of ronde was tested with; if a "
+        f"run fails, install that one: {sys.executable} -m pip install 'torch<{untried}' [R185]"
     )
 
 

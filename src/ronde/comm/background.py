@@ -24,11 +24,11 @@ class BackgroundTask(Protocol):
     """A component that waits for peers."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time that it waits for a peer."""
+        """Set the time limit of waiting for a peer."""
         ...
 
     def close(self) -> None:
-        """Release its resources."""
+        """Release the component's resources."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Flat buffers of gradients, averaged over ranks in place.
 
 A script may keep tensors that lie in a buffer (a gradient of the step before): a buffer is written again only
-when nobody else refers to its memory, else another one is written.
+when no other tensor refers to its memory; otherwise another buffer is written.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FlatStorage:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        # The storage is held, because asking for it makes a reference.
+        # The storage object is kept, because each access to it creates a reference.
         self._storage: Any = tensor.untyped_storage()
         self._own = self._count()
 

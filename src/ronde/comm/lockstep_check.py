@@ -48,7 +48,10 @@ class LockstepCheck:
 
     @contextmanager
     def anywhere(self, place: str) -> Iterator[None]:
-        """Compare ranks at any line inside, and report `place` instead of a line."""
+        """Compare ranks at any line inside the `with` block.
+
+        Messages have `place` instead of a line.
+        """
         before, self._place = self._place, place
         try:
             yield
@@ -85,7 +88,7 @@ class LockstepCheck:
 
     @contextmanager
     def at_one_line(self) -> Iterator[None]:
-        """Report the script's current line for all code called inside."""
+        """Report the script's current line for all code inside the `with` block."""
         before, self._place = self._place, self._where()
         try:
             yield

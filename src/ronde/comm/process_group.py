@@ -110,7 +110,7 @@ class Comm:
             PeerLost: the group is closed.
         """
         if self._backend is None:
-            raise PeerLost("the group is closed [R198]")
+            raise PeerLost("the process group is closed [R198]")
         return self._backend
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
@@ -169,7 +169,7 @@ class Comm:
             try:
                 return allocate_shared(shapes, self)
             except LaunchError as error:
-                self.note = f"{error}; gradients are copied once more [R321]"
+                self.note = f"{error}; gradients take one more copy [R321]"
         return [
             TorchBuffer(numel, dtype, device, self)
             for (numel, dtype), device in zip(shapes, devices, strict=True)
@@ -426,8 +426,8 @@ class Comm:
         """
         if self.alone:
             raise UsageError(
-                "this needs every rank, but only rank 0 is in the debugger; let the script compute it "
-                "in a line before the breakpoint, or step over one that does [R384]"
+                "this needs every rank, but only rank 0 is in the debugger; compute it in a line of the "
+                "script before the breakpoint, or step over a line that does [R384]"
             )
         self.collectives += 1
         self.sent_bytes += tensor.nbytes if nbytes is None else nbytes

@@ -209,7 +209,7 @@ class _Meeting:
         )
 
     def _gather(self, backend: Backend) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function by which every rank gets every rank's small tensor."""
+        """Return a function that gathers a small tensor of each rank on all ranks."""
 
         def gather(mine: torch.Tensor) -> torch.Tensor:
             flat = mine.view(torch.uint8).to("cuda" if backend.on_cuda else "cpu")

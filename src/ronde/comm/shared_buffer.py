@@ -1,7 +1,7 @@
 """Buffers in memory shared by the ranks of a host.
 
 Each rank sums one part of every buffer, reading its peers' memory, and then copies the parts that the others
-have summed. Its contribution to its own part is read by nobody else, and may lie anywhere. Every rank counts
+have summed. No other rank reads its contribution to its own part, which may lie anywhere. Every rank counts
 three steps for each buffer: filled, summed, taken. Buffers do not wait for each other, so a rank sums one as
 soon as all have filled it.
 """

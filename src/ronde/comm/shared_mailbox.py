@@ -259,7 +259,7 @@ class Mailbox:
             except OSError as error:
                 whom = self._waiting.name(source)
                 raise PeerLost(
-                    f"{whom} has died, or hides its memory: its message cannot be read "
+                    f"{whom} has died, or its memory cannot be opened: its message cannot be read "
                     f"({error.strerror}) [R201]"
                 ) from error
         self._read[source] += 1
@@ -279,8 +279,8 @@ class Mailbox:
         receive.message = message
         if message.nbytes != receive.flat.numel():
             receive.failure = (
-                f"a message of {message.nbytes} bytes has come where {receive.flat.numel()} "
-                "were to be received; give the tensor the size of what is sent [R201]"
+                f"a message of {message.nbytes} bytes has arrived for a tensor of {receive.flat.numel()} "
+                "bytes; receive into a tensor of the size that is sent [R201]"
             )
         self._receives.append(receive)
         self._copy(receive)

@@ -51,7 +51,7 @@ _LARGE = (2, 3)
 
 
 def chunk_bytes(ranks: int) -> int:
-    """Bytes of a chunk of each of so many ranks of a host."""
+    """Return the bytes of each rank's chunk, on a host of `ranks` ranks."""
     most = min(_MOST_CHUNK, _ALL_CHUNKS // ranks // _PAGE * _PAGE)
     return max(_PAGE, min(most, max(_LEAST_CHUNK, ranks * (_LEAST_CHUNK // 2))))
 
@@ -156,9 +156,8 @@ class SharedMemory:
         """Start to sum `flat` [n] over ranks in place; small tensors complete later.
 
         Returns:
-            the handle that completes it, which the next collective does at the latest; None when it is
+            handle that completes the sum; the next collective does so at the latest. None if it is
                 complete already.
-            complete already.
         """
         if flat.nbytes > _SMALL:
             self.all_reduce(flat)

@@ -16,7 +16,7 @@ def exchange_by(
     """Return a collective function that gathers three integers from every rank, in order.
 
     Args:
-        store: a `torch.distributed.Store` in which nobody else uses the prefix `shared/`.
+        store: a `torch.distributed.Store` in which only this function uses the prefix `shared/`.
         rank, ranks: this rank among those that exchange.
     """
     rounds = itertools.count()

@@ -47,7 +47,7 @@ class Topology:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> Topology:
-        """Return a topology of hosts with so many ranks each, numbered in order."""
+        """Return a topology of hosts with `sizes` ranks, numbered in order."""
         starts = [sum(sizes[:place]) for place in range(len(sizes))]
         hosts = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
         nothing = ("",) * len(hosts)
@@ -77,9 +77,9 @@ class Topology:
             for number, known in enumerate(self.addresses):
                 if known and address.removeprefix("::ffff:") == known and rank not in self.hosts[number]:
                     return (
-                        f"rank {rank} lost its connection to the host {self._described(number)}"
-                        f"{reason and f': {reason}'}; see whether that host is up, what its ranks say, and "
-                        "the network between [R199]"
+                        f"rank {rank} lost its connection to the host "
+                        f"{self._described(number)}{reason and f': {reason}'}; check whether that host is "
+                        "up, the output of its ranks, and the network [R199]"
                     )
         return complaint
 

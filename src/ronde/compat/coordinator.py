@@ -106,7 +106,10 @@ class CoordinatorConnection(Generic[T]):
             (length,) = _LENGTH.unpack_from(self._received)
             end = _LENGTH.size + (0 if length & _AGAIN else length)
             if end > _MOST_BYTES or (length & _AGAIN and length ^ _AGAIN >= len(self._known)):
-                raise Lost(f"{length:#x} is neither a length nor the number of a message [R712]")
+                raise Lost(
+                    f"{length:#x} is not the length or number of a message; another program is connected "
+                    "[R712]"
+                )
             if len(self._received) < end:
                 return
             message: T
@@ -219,7 +222,11 @@ class Coordinator:
         self._thread.join()
 
     def _accept(self) -> None:
-        """Accept connections until each rank has shown the token; strangers delay nobody."""
+        """
+        Accept connections until each rank has shown the token.
+
+        Unknown callers do not delay ranks.
+        """
         until = time.monotonic() + self._starts_within
         self._server.setblocking(False)
         with selectors.DefaultSelector() as selector:
@@ -314,7 +321,7 @@ class Coordinator:
                 self._end(f"rank {min(gone)} has shut down, and will not submit {request.name!r} [R712]")
 
     def _answer(self) -> None:
-        """Send ready responses to their members, and execute them here. Called with `_turn` held."""
+        """Send ready responses to their members, and execute them here. The caller holds the lock `_turn`."""
         while not self._ended:
             with self._known:
                 response = self._negotiation.take()

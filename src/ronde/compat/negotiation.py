@@ -261,13 +261,13 @@ class Negotiation:
                 if (mine := _said(first, what)) != (theirs := _said(other, what)):
                     return (
                         f"{first.kind} of {first.name!r}: rank {first_rank} says {what} {mine}, rank {rank} "
-                        f"says {what} {theirs}; all members must say the same [R711]"
+                        f"says {what} {theirs}; all members must give the same [R711]"
                     )
         absent = [rank for rank in self.sets.get(key[0], ()) if rank not in by_rank]
         if absent and first.kind != "allreduce":
             return (
-                f"{first.kind} of {first.name!r}: rank {absent[0]} has called join(), with which only "
-                f"allreduce goes [R711]"
+                f"{first.kind} of {first.name!r}: rank {absent[0]} has called join(), after which only "
+                "allreduce is possible [R711]"
             )
         if first.kind == "set":
             return self._problem_of_set(first)
@@ -278,9 +278,7 @@ class Negotiation:
             return "" if request.root in self.sets else f"there is no process set {request.root} [R716]"
         same = [number for number, members in self.sets.items() if members == request.members]
         return (
-            f"a process set of ranks {list(request.members)} is there already: {same[0]} [R716]"
-            if same
-            else ""
+            f"a process set of ranks {list(request.members)} exists already: {same[0]} [R716]" if same else ""
         )
 
 

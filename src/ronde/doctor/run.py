@@ -39,13 +39,13 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
     record = read_launch_record(directory.launch)
     if record is None:
         raise UsageError(
-            f"{path} is not a run directory of ronde run (it has no launch.json); give what --run-dir named, "
-            "or what stands behind `logs of all ranks` [R610]"
+            f"{path} is not a run directory of ronde run (it has no launch.json); give the directory of "
+            "--run-dir, or of the line `logs of all ranks` [R610]"
         )
     if record.watched and record.host != platform.node() and not _has_ended(directory):
         raise UsageError(
-            f"{path} is of a run that goes on, started on {record.host}, and only there its launcher can be "
-            f"asked; type ronde doctor {path} on {record.host} [R611]"
+            f"{path} is of a running run, which was started on {record.host}; run ronde doctor {path} there "
+            "[R611]"
         )
     if record.by_agents and directory.is_in_use():
         evidence = _asked(directory)
@@ -85,8 +85,8 @@ def _asked(directory: RunDirectory) -> Evidence:
         directory.question.touch()
     except OSError as error:
         raise LaunchError(
-            f"cannot write {directory.question}, by which the launcher is asked: {error.strerror}; ask as "
-            "the user who has started the run [R611]"
+            f"cannot write {directory.question}, by which the launcher is asked: {error.strerror}; run ronde "
+            "doctor as the user who started the run [R611]"
         ) from None
     until = time.monotonic() + _ANSWER_S
     while time.monotonic() < until:
@@ -97,8 +97,8 @@ def _asked(directory: RunDirectory) -> Evidence:
             break
         time.sleep(0.05)
     raise LaunchError(
-        f"the launcher of {directory.path} has not answered for {_ANSWER_S:g} s, and only it can look at the "
-        "ranks of other hosts; see whether it is stopped (kill -CONT) [R611]"
+        f"the launcher of {directory.path} has not answered for {_ANSWER_S:g} s, and only it has access to "
+        "ranks of other hosts; check whether it is stopped (kill -CONT) [R611]"
     )
 
 

@@ -62,7 +62,10 @@ class Callers:
         return self._unmediated.deeper()
 
     def for_itself(self) -> AbstractContextManager[None]:
-        """Let each rank work for itself inside, as when it loads its own samples."""
+        """Let each rank work for itself inside the `with` block.
+
+        So it loads its own samples, for example.
+        """
         return self._for_itself.deeper()
 
     def in_step(self) -> bool:
@@ -126,7 +129,7 @@ class Callers:
 
     @staticmethod
     def _above(is_meant: Callable[[str], bool]) -> bool:
-        """Return whether code of such a file is between this call and the script."""
+        """Return whether code of a meant file is on the stack above the script."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename

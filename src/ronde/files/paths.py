@@ -24,7 +24,7 @@ _SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 
 
 def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the cache folders of libraries, which are made for concurrent processes."""
+    """Return the cache folders of libraries; libraries expect concurrent processes there."""
     folders = [os.path.expanduser(folder) for folder in _CACHE_FOLDERS]
     folders += [environment[name] for name in _CACHE_VARIABLES if environment.get(name)]
     folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{_user()}"))

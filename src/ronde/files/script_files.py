@@ -209,7 +209,7 @@ class ScriptFiles:
 
 
 def _function(method: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function, which is not bound as a class attribute either."""
+    """Wrap `method` as a plain function, which a class can hold without binding it."""
 
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:

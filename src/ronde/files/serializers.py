@@ -175,7 +175,7 @@ class Serializers:
             return at(self._files.place_to_write(path, keep=True))
         if self._files.history is not None:
             raise UsageError(
-                f"{label} of {path}: what it holds at a step cannot be brought back, as it is written in "
+                f"{label} of {path}: its contents at a step cannot be restored, because it is written in "
                 "place; leave out --checkpoint, or write files [R515]"
             )
         made: list[Any] = []

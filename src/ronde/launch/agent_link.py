@@ -164,7 +164,7 @@ class AgentLink:
                     else:
                         self.tell(kind, content)
         except FrameError as error:
-            self.said.append(f"{error} came in place of an agent's words [R117]")
+            self.said.append(f"the agent's connection had {error} in place of a message [R117]")
         self._process.wait()
         complaints.join(_PATIENCE_S)
         self.tell(None, b"")

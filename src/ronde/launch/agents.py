@@ -28,7 +28,7 @@ class Agents:
 
     Args:
         links: one for each host.
-        wait: function that waits at most so many seconds for news or a signal, and may raise.
+        wait: function that waits at most the given seconds for news or a signal, and may raise.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class ClockOffset:
     error: float
 
     def trouble(self, host: str) -> Trouble | None:
-        """Return a note if the time of day there differs, else None."""
+        """Return a note if the host's time of day differs, else None."""
         if abs(self.wall) < _MUCH_S:
             return None
         side = "ahead of" if self.wall > 0 else "behind"

@@ -155,8 +155,8 @@ class Controller:
         if self._store is not None and self._store.poll() is not None and not self.ends.has_failed:
             self.run_end.abort(
                 "store",
-                f"the store, where ranks meet, has ended (exit code {shell_code(self._store.returncode)}); "
-                "start the run again [R123]",
+                f"the rendezvous store has ended (exit code {shell_code(self._store.returncode)}); start the "
+                "run again [R123]",
             )
 
     def _end_if_failed(self) -> None:

@@ -63,8 +63,8 @@ def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[st
     check_store(place)
     if Plan.parse(job.run.plan).state.server_count and not job.run.servers:
         raise UsageError(
-            f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server "
-            "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank [R418]"
+            f"{place.launcher} does not start parameter servers: start each with `ronde server --listen "
+            "tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank [R418]"
         )
     own = has_own_devices(job.environment)
     if job.devices and place.local_world_size > len(job.devices) and not own:
@@ -98,7 +98,7 @@ def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[st
 
 
 def check_store(place: ClusterEnvironment) -> None:
-    """Raise LaunchError where ranks have no store to meet at."""
+    """Raise LaunchError if ranks have no store for their rendezvous."""
     if place.launcher == "torchrun" and not place.agent_store:
         raise LaunchError(
             "this torchrun does not share its store with the ranks; unset "
@@ -193,14 +193,14 @@ def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str
         return (place.master_address, place.master_port) if place.master_address else _await(place, meeting)
     if place.master_address and not is_this_host(place.master_address):
         raise LaunchError(
-            f"MASTER_ADDR={place.master_address} is to be the host of rank 0, which is "
+            f"MASTER_ADDR={place.master_address} must be the host of rank 0, which is "
             f"{socket.gethostname()}; set it to an address of that host, or unset it [R162]"
         )
     try:
         listener = listen_everywhere(place.master_port)
     except OSError as error:
         raise LaunchError(
-            f"port {place.master_port}, where the ranks of this job are to meet, cannot be had "
+            f"port {place.master_port}, where the ranks of this job meet, cannot be opened "
             f"({os.strerror(error.errno or 0)}); choose another for all of them: MASTER_PORT=N [R162]"
         ) from None
     with listener:

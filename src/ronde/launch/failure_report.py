@@ -115,18 +115,18 @@ def _advice_on_signal(number: int, world_size: int) -> Sequence[str]:
     if number == signal.SIGKILL:
         fewer, parts = ("fewer ranks, ", "zero3,") if world_size > 1 else ("", "")
         return (
-            "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: "
-            f"a smaller batch, {fewer}or --plan {parts}micro-batches=4 [R195]",
+            "usually the kernel kills a rank when memory runs out (see dmesg); to need less memory: a "
+            f"smaller batch, {fewer}or --plan {parts}micro-batches=4 [R195]",
         )
     if number == signal.SIGBUS:
         return (
-            "mostly shared memory is full, or the disk of a mapped file: see df /dev/shm, and make it larger "
-            "(docker run --shm-size=8g) [R196]",
+            "usually shared memory is full, or the disk of a mapped file: check df /dev/shm, and make it "
+            "larger (docker run --shm-size=8g) [R196]",
         )
     if number in _CRASHES:
         return (
-            "compiled code has crashed, of torch or another library; to see which line of the script called "
-            "it: PYTHONFAULTHANDLER=1 ronde run ... [R197]",
+            "compiled code has crashed, of torch or another library; to see the line of the script that "
+            "called it: PYTHONFAULTHANDLER=1 ronde run ... [R197]",
         )
     return ()
 

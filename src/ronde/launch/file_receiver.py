@@ -55,6 +55,6 @@ class FileReceiver:
         """Describe hosts that do not see the folder, for the user."""
         do = "does" if len(names) == 1 else "do"
         return (
-            f"{', '.join(names)} {do} not see {self._job.run.checkpoint} of this host: checkpoints are sent "
-            "to and fro [R124]"
+            f"{', '.join(names)} {do} not see {self._job.run.checkpoint} of this host: checkpoints are "
+            "copied between the hosts [R124]"
         )

@@ -104,8 +104,8 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         dump: Callable[[Any], bytes] = cloudpickle.dumps
     elif own:
         raise UsageError(
-            f"{name} lives in this notebook or script alone, so it travels to the ranks by cloudpickle "
-            "only; pip install 'ronde[notebook]', or move it to a module [R171]"
+            f"{name} is defined in this notebook or script, so it can be sent to ranks by cloudpickle only; "
+            "pip install 'ronde[notebook]', or move it to a module [R171]"
         )
     else:
         dump = pickle.dumps
@@ -113,8 +113,8 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         return pickle.dumps([os.path.abspath(each) for each in sys.path]) + dump((fn, args))
     except Exception as error:  # pickling runs code of the user's objects
         raise UsageError(
-            f"{name} and its arguments cannot be sent to the ranks: {error}; make what cannot be pickled "
-            "inside of the function [R171]"
+            f"{name} and its arguments cannot be sent to the ranks: {error}; create such objects inside of "
+            "the function [R171]"
         ) from error
 
 

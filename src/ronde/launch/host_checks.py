@@ -146,7 +146,7 @@ def names_of_loopback(names: Sequence[str], addresses_of: Callable[[str], Sequen
                 Trouble(
                     host=name,
                     check="host-name",
-                    what=f"{name} means {found[0]} here, which is this host itself [R111]",
+                    what=f"{name} resolves here to {found[0]}, which is this host itself [R111]",
                     fix=f"give {host} its own address in /etc/hosts, or write the address in its place",
                 )
             )
@@ -158,8 +158,7 @@ def unconnected(name: str, others: Sequence[str]) -> Trouble:
     return Trouble(
         host=name,
         check="connections",
-        what=f"{name} cannot connect to {', '.join(others)} (TCP, any port), and its ranks would have "
-        "to [R116]",
+        what=f"{name} cannot connect to {', '.join(others)} (TCP, any port), and its ranks need that [R116]",
         fix=f"open the firewall's ports {ephemeral_ports()} between the hosts",
     )
 
@@ -195,7 +194,7 @@ def _device_troubles(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> lis
             add(name, words, f"give it fewer: {name}:{offered}")
         if found["machine"] in machines:
             other = machines[found["machine"]]
-            words = f"{other} and {name} are one machine, whose devices two hosts cannot have [R110]"
+            words = f"{other} and {name} are one machine; name it once [R110]"
             add(name, words, "name it once, with all its slots")
         machines[found["machine"]] = name
     return troubles

@@ -96,11 +96,11 @@ def discovered(script: Path, slots: int = 1) -> tuple[HostSlots, ...]:
         )
     except OSError as error:
         raise UsageError(
-            f"{option} cannot be run: {error.strerror}; it is a program that prints host:slots [R156]"
+            f"{option} cannot be run: {error.strerror}; it must be a program that prints host:slots [R156]"
         ) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"{option} has not ended for {_SCRIPT_S:g} s; it is to print host:slots and end [R156]"
+            f"{option} has not ended for {_SCRIPT_S:g} s; it must print host:slots and end [R156]"
         ) from None
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]

@@ -51,7 +51,7 @@ class FileChunk:
         return cls(name, at, data)
 
     def write_into(self, directory: Path) -> None:
-        """Write the bytes where they belong.
+        """Write the bytes to the file in `directory`, at their offset.
 
         Raises:
             OSError: the bytes cannot be written.

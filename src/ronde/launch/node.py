@@ -33,7 +33,7 @@ class NodeOfRun:
         return self.first_rank <= rank < self.first_rank + self.ranks
 
     def silent(self, seconds: float) -> SilentHost:
-        """Return evidence that the node has sent nothing for so many seconds."""
+        """Return evidence that the node has been silent for these seconds."""
         ranks = tuple(range(self.first_rank, self.first_rank + self.ranks))
         return SilentHost(name=self.name, address=self.address, ranks=ranks, seconds=round(seconds, 1))
 
@@ -72,7 +72,7 @@ class Node(ABC):
     @property
     @abstractmethod
     def silence(self) -> float:
-        """Seconds since its last message; 0 if it is in this process."""
+        """Seconds since the node's last message; 0 for a node in this process."""
 
     @abstractmethod
     def tick(self) -> float:

@@ -47,7 +47,7 @@ class NodeEvents(ABC):
 
     @abstractmethod
     def stalled(self, evidence: Evidence, *, is_over: bool) -> None:
-        """React to ranks that wait for one that does not come.
+        """React to ranks that wait for a rank that does not arrive.
 
         Args:
             is_over: whether they have waited for the time of `--timeout`, which ends the run.
@@ -55,7 +55,7 @@ class NodeEvents(ABC):
 
     @abstractmethod
     def looked(self, evidence: Evidence) -> None:
-        """Take the evidence of the ranks that was asked for."""
+        """Receive the evidence of the ranks, after a request for it."""
 
     @abstractmethod
     def aborted(self, kind: AbortKind, said: str) -> None:

@@ -164,8 +164,8 @@ class ObservedNode(Node):
         if is_alone and not has_ended and rank not in self._ends.errors:
             self._events.aborted(
                 "gone",
-                f"rank {rank} is gone without a word, killed or by os._exit, and nobody tells which; see "
-                "what the launcher says that has started it [R122]",
+                f"rank {rank} has disappeared without an exit code: it was killed, or called os._exit; see "
+                "the output of its launcher [R122]",
             )
 
     def _conclude(self) -> NodeEnd:

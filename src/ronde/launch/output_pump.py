@@ -144,11 +144,13 @@ class RankOutput:
     ) -> RankOutput:
         """Open the log and the pipes to it.
 
-        `shown`: passed on to this process's stdout and stderr as well; rank 0's is. `like_user`: whether the
-        rank's stream is a terminal if the user's is. Scripts check for a terminal (progress bars do,
-        `os.get_terminal_size` raises), and all ranks must get the same answer. Otherwise the rank writes into
-        the log directly. `label`: prefix of each shown line, with the name of its stream. `repeated`: makes
-        the filter of repeated lines for a stream, by its name.
+        Args:
+            shown: whether output also goes to this process's stdout and stderr; rank 0's does.
+            like_user: whether the rank's stream is a terminal if the user's is. Scripts check for a terminal
+                (progress bars do, `os.get_terminal_size` raises), and all ranks must get the same answer.
+                Otherwise the rank writes into the log directly.
+            label: prefix of each shown line, with the name of its stream.
+            repeated: function that makes the filter of repeated lines for a stream, by its name.
         """
         log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         one_file = not label and os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))

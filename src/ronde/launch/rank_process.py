@@ -83,7 +83,7 @@ class RankProcess:
         return self._process.poll()
 
     def send(self, number: int) -> None:
-        """Send a signal to the process alone, if it is there."""
+        """Send a signal to this process only, if it still exists."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)

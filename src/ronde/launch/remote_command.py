@@ -117,7 +117,7 @@ def _told(
         return f"{host} is not known yet [R102]", f"look at its key once, by hand: ssh{port} {host}"
     if "Could not resolve" in words:
         return (
-            f"{host} is not a host that this one knows [R103]",
+            f"{host} cannot be resolved on this host [R103]",
             "write its address, or add it to /etc/hosts",
         )
     if "Connection refused" in words:

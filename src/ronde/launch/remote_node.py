@@ -146,7 +146,7 @@ class RemoteNode(Node):
             self._next_beat = now + BEAT_S
             self._link.ask_clock()
         if now - self._heard > _SILENCE_S:
-            self._lose([f"no sign of it for {_SILENCE_S:g} s [R121]"], 0)
+            self._lose([f"no message from it for {_SILENCE_S:g} s [R121]"], 0)
         late = 0.0 if self._ending_since is None else now - max(self._ending_since, self._arriving.latest)
         if late > _ENDED_S:
             self._link.close()
@@ -226,6 +226,6 @@ class RemoteNode(Node):
         self._events.aborted(
             "host",
             f"the connection to {share.name} is lost ({why}), and with it "
-            f"rank{'s' if share.ranks > 1 else ''} {ranks}; see whether that host is up; what ran "
-            "there ends by itself [R120]",
+            f"rank{'s' if share.ranks > 1 else ''} {ranks}; check whether that host is up; processes there "
+            "end by themselves [R120]",
         )

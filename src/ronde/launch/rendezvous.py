@@ -75,7 +75,7 @@ class Rendezvous:
 
     Args:
         links: links to their agents, in the order of hosts.
-        wait: function that waits at most so many seconds for news or a signal, and may raise.
+        wait: function that waits at most the given seconds for news or a signal, and may raise.
     """
 
     def __init__(

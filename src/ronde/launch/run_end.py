@@ -66,7 +66,7 @@ class RunEnd:
         self._silences = silences
 
     def abort(self, kind: AbortKind, said: str, node: int | None = None) -> None:
-        """Record the reason for ending the run, unless it has failed already.
+        """Record the reason for ending the run, unless the run has failed already.
 
         Args:
             node: number of the node concerned.
@@ -82,7 +82,7 @@ class RunEnd:
             say(words, new_line=self._in_mid_line())
 
     def stalled(self, parts: Mapping[int, Evidence], *, is_over: bool) -> None:
-        """Explain to the user why ranks wait, or end the run for it.
+        """Explain to the user why ranks wait, or end the run because they wait.
 
         Args:
             parts: evidence of each node, by its number.
@@ -245,8 +245,8 @@ def _left_running(
     if ends.interrupted_by is not None:
         return ()
     return [
-        f"ended what the script had left running{f' on {nodes[node].name}' if nodes[node].name else ''}: "
-        f"{', '.join(names)} [R126]"
+        "ended processes that the script left "
+        f"running{f' on {nodes[node].name}' if nodes[node].name else ''}: {', '.join(names)} [R126]"
         for node, names in sorted(left.items())
         if names
     ]

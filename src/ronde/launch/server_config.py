@@ -49,7 +49,7 @@ class ServerConfig:
             (`none`).
         sync: time of writing its log to disk: `always`, before a change is confirmed; `group`, once a second;
             `never`, when the system does so.
-        snapshot_bytes: a snapshot is made after changes of so many bytes, or of as many as the state has.
+        snapshot_bytes: a snapshot is made after changes of this many bytes, or of the state's size if larger.
         keep: number of snapshots that are kept, with their logs.
         source: directory of an earlier run, with any number of servers, whose tables are loaded.
         refusal: file for the reason why it refuses to start; "": none.
@@ -126,8 +126,8 @@ def read_durability(text: str) -> tuple[str, str]:
     known = not option or (durability == "log" and name == "sync" and sync in SYNCS)
     if durability not in DURABILITIES or not known:
         raise UsageError(
-            f"--durability {text}: log, snapshot and none are possible, and log with ,sync=always, "
-            ",sync=group or ,sync=never [R412]"
+            f"--durability {text}: give log, snapshot or none; log may have ,sync=always, ,sync=group or "
+            ",sync=never [R412]"
         )
     return durability, sync or "never"
 

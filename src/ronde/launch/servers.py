@@ -109,7 +109,7 @@ class Servers:
                 return f"server {index} ended {each.failures} times in a row ({how}); see {log} [R401]"
             if each.config.durability != "log":
                 return (
-                    f"server {index} ended ({how}), and what it had is lost under --durability "
+                    f"server {index} ended ({how}), and its state is lost under --durability "
                     f"{each.config.durability}; begin again from the script's checkpoint; see {log} [R402]"
                 )
             each.config = dataclasses.replace(each.config, started=each.config.started + 1)

@@ -47,5 +47,6 @@ def sharing_note(devices: Sequence[str]) -> str:
     count = len(set(devices))
     return (
         f"{len(devices)} ranks share {count} CUDA device{'s' if count > 1 else ''}, as CUDA_VISIBLE_DEVICES "
-        "names them: NCCL sends by sockets, which is right and slow; for speed name a device for each [R186]"
+        "names them: NCCL sends by sockets: results are right, but it is slow; for speed name one device "
+        "for each rank [R186]"
     )

@@ -98,10 +98,8 @@ def told_early(evidence: Evidence, explanation: Explanation | None, timeout: flo
 def told_at_last(evidence: Evidence, timeout: float) -> str:
     """Describe a stall that ends the run."""
     return (
-        f"the run stood still for {timeout:g} s and has been ended (--timeout)\n"
-        f"{places(evidence)}"
-        "if they were right to take so long, give them more time: --timeout SECONDS\n"
-        f"{ADVICE_ON_DIVERGENCE} [R200]"
+        f"the run hung for {timeout:g} s and was ended (--timeout)\n{places(evidence)}if ranks "
+        f"need so long, give them more time: --timeout SECONDS\n{ADVICE_ON_DIVERGENCE} [R200]"
     )
 
 

@@ -3,11 +3,9 @@
 After the first failure ranks are ended by a timetable (seconds since it was noticed), because ranks that wait
 for a dead one would wait long:
 
-    0.1   a rank that says itself that it lost its peers is asked to end (SIGTERM)
-    0.2   any other rank is, but
-    0.8   rank 0, which may be about to meet the same error and to print it
-    10    a rank with an error of its own: it is finishing (uploads, exit handlers)
-    +0.5  whoever was asked and is still there is killed
+    0.1 a rank that says itself that it lost its peers is asked to end (SIGTERM) 0.2 any other rank is, but
+    0.8 rank 0, which may be about to meet the same error and to print it 10 a rank with an error of its own:
+    it is finishing (uploads, exit handlers) +0.5 any rank that was asked and still runs is killed
 
 After Ctrl-C or SIGTERM the script decides, as under plain python. Only when some rank is gone by it
 do the others follow: rank 0, which may be saving, within 10 s.

@@ -26,7 +26,7 @@ _FILE = re.compile(r"[a-z]+-\d+[\w.-]*")
 
 
 def newest_version(run_directory: Path) -> int:
-    """Return the number of the newest version there; 0 for none."""
+    """Return the number of the newest published version; 0 without one."""
     return max(_versions(run_directory / PUBLISHED), default=0)
 
 

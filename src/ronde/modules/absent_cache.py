@@ -38,7 +38,7 @@ class AbsentCache:
 
 def _refusal() -> UsageError:
     return UsageError(
-        "under pipeline=N each stage has the keys and values of its own layers, and no rank has the whole "
-        "cache that the model returned in training; call the model inside torch.no_grad(), or take a plan "
-        "without pipeline [R236]"
+        "under pipeline=N each stage has only the keys and values of its own layers, so no rank has the "
+        "whole cache that the model returned in training; call the model inside torch.no_grad(), or take a "
+        "plan without pipeline [R236]"
     )

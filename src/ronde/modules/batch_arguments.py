@@ -18,7 +18,10 @@ from ronde.tensor.tree import leaves
 
 __all__ = ["LISTED", "BatchArguments", "are_samples", "batches", "listed_samples"]
 
-LISTED = "its batch is a list with an entry for each sample; what it calls on them stacked is cut [R346]"
+LISTED = (
+    "its batch is a list with an entry for each sample; modules that it calls on the stacked samples are "
+    "cut [R346]"
+)
 # Dimensions of images, or of a model's features of them, with a batch axis.
 _DIMS_OF_IMAGES = 4
 

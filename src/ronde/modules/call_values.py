@@ -108,8 +108,8 @@ class Crossing:
         if kind is None:
             return alike(made, value)
         self._note(
-            f"what models return as {kind.__name__} is gathered on every rank at once, as only plain "
-            f"tensors stay in rows; give the models x.as_subclass(torch.Tensor) [R306]"
+            f"outputs of class {kind.__name__} are gathered on every rank at once, because only plain "
+            "tensors can stay sharded; give the models x.as_subclass(torch.Tensor) [R306]"
         )
         return alike(materialize(made), value)
 

@@ -1,4 +1,4 @@
-"""State of the script's module calls, beside the calls themselves."""
+"""State that all calls of modules by the script share."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def _eager_in_scripts(
         # A model that the plan has compiled, and that runs in parts, has a note of its own.
         if not ours:
             note(
-                f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
-                f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model) [R307]"
+                f"{name} was given to torch.compile and runs uncompiled, because it works on values of all "
+                "ranks; compile a model instead, which runs on one rank's rows: torch.compile(model) [R307]"
             )
         return function(*args, **kwargs)
 

@@ -139,8 +139,8 @@ class Explanations:
         Such an argument hides tensors.
         """
         reason = (
-            f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
-            f"or a dict, a dataclass or a plain object of them [R347]"
+            f"one of its arguments is a {kind}, whose tensors are not found; give the model the tensors in "
+            "it, or a dict, a dataclass or a plain object of them [R347]"
         )
         self._tell_of_arguments(module, reason)
         return self.inside(module, Verdict(False, reason))
@@ -159,7 +159,7 @@ class Explanations:
             self._tell_of_arguments(module, _ARRAYS)
 
     def _tell_of_arguments(self, module: torch.nn.Module, reason: str) -> None:
-        """Note the reason, for an outermost module with parameters."""
+        """Note why arguments are not cut, if the module is outermost and has parameters."""
         told = self._is_told(type(module).__name__)
         if not self._around and next(module.parameters(), None) is not None and not told:
             self._tell(module, reason)

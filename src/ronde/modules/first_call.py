@@ -34,7 +34,7 @@ from ronde.tensor.tree import map_leaves
 __all__ = ["FirstCalls"]
 
 Observable = Callable[..., ShardedCall]
-_ONE_ROW = "of a single row it makes something else than of one of several [R333]"
+_ONE_ROW = "it treats a single row differently from a row among several [R333]"
 # Number of rows that are tried where not all are observed.
 _FEW = 5
 
@@ -144,7 +144,7 @@ class FirstCalls:
         traits = self._observations.traits(call.module)
         if traits.hooked():
             self._context.gradients_watched = True
-            return "it has hooks, which are to see the whole batch [R338]"
+            return "it has hooks, which must see the whole batch [R338]"
         if traits.is_lazy():
             return "it has lazy layers, which are made by their first call [R352]"
         if used := used_up_by(call.module, traits.outside()):

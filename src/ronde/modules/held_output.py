@@ -38,7 +38,7 @@ class HeldOutput:
             yield
 
     def release(self) -> None:
-        """Emit everything held, in order."""
+        """Write all delayed output, in order."""
         said, self._said[:] = list(self._said), []
         for say in said:
             say()
@@ -75,7 +75,7 @@ class _HeldStream:
             self.write(line)
 
     def flush(self) -> None:
-        """No-op: output is still held."""
+        """No-op: output is still delayed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -416,7 +416,7 @@ class ModelEdge:
             if verdict.joint and torch.is_grad_enabled():
                 self._calls.notes.say(
                     f"{name} was given to torch.compile and runs uncompiled in training because of its batch "
-                    f"norm: ranks meet in the midst of it for the statistics of the whole batch [R307]"
+                    "norm: it needs a collective for the statistics of the whole batch [R307]"
                 )
 
     def _watches_draws(self, verdict: Verdict) -> bool:

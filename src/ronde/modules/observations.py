@@ -77,7 +77,7 @@ class KnownCall:
         return all(self.steps.fits(whole, part) for part in parts)
 
     def is_due(self, whole: int, numbers: tuple[Any, ...]) -> bool:
-        """Return whether this call is to be compared with the observed one."""
+        """Return whether to compare this call with the observed one."""
         self.calls += 1
         new = whole not in self.rows or numbers != self.numbers
         self.rows.add(whole)
@@ -175,7 +175,7 @@ class Observations:
         return found
 
     def find(self, call: Call) -> tuple[KnownCall | None, CallForm, tuple[Any, ...]]:
-        """Return the result for calls like this one, its form and its numbers."""
+        """Return the known result of equal calls, the form of `call` and its numbers."""
         traits = self.traits(call.module)
         form = self._forms.setdefault(_form(self._calls, traits, call), CallForm())
         numbers = (
@@ -220,13 +220,11 @@ def _changes(traits: Traits, form: CallForm) -> str:
         return verdicts[-1].reason  # independent of the numbers: the reason has been reported
     places = sorted(form.changing())
     if not places:
-        return "its operations are others from call to call [R337]"
+        return "its operations change from call to call [R337]"
     arguments = ["an argument"] * (len(form.observed[0].numbers) - len(traits.places) - 1)
     known = [*(place.name for place in traits.places), *arguments, "sizes"]
     names = [known[each] for each in places]
-    return (
-        f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))}) [R337]"
-    )
+    return f"it may depend on values that change often ({', '.join(dict.fromkeys(names))}) [R337]"
 
 
 def _other(value: Any) -> Any:

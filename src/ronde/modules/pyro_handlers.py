@@ -19,7 +19,7 @@ __all__ = ["effects_refused"]
 
 class _Refusing:
     def _process_message(self, message: Any) -> None:
-        raise MixesRows("it samples by Pyro, whose handlers are to see the whole batch, once [R351]")
+        raise MixesRows("it samples by Pyro, whose handlers must see the whole batch once [R351]")
 
 
 @contextmanager

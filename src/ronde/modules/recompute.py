@@ -2,7 +2,7 @@
 
 A checkpoint recomputes, and so does the backward of a user's `torch.autograd.Function`. It may call modules,
 run backward again or ask for gradients there: a reversible block, a checkpoint written by hand. Without this
-file, these would be taken for calls of the script on a batch that is to be cut.
+file, these would be treated as calls of the script on a batch.
 """
 
 from __future__ import annotations

@@ -156,14 +156,13 @@ _generator = torch.default_generator.get_state
 def _drew() -> RondeError:
     return RondeError(
         "a model drew random numbers that it did not draw in its first call; ranks would draw different "
-        "ones. Let it draw at every call, or keep what decides whether it draws in an attribute of its "
-        "own, as a number or a flag [R370]"
+        "ones. Let it draw at every call, or keep the condition in an attribute of the module, as a number "
+        "or flag [R370]"
     )
 
 
 def another_form(module: torch.nn.Module) -> RondeError:
     return RondeError(
         f"{type(module).__name__} returned another form of output than in its first call, under the same "
-        "modes and attributes; keep what decides that in an attribute of its own, as a number or a "
-        "flag [R370]"
+        "modes and attributes; keep the condition in an attribute of the module, as a number or flag [R370]"
     )

@@ -85,7 +85,7 @@ class SeparateLeaves:
         return leaf, other
 
     def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return leaves with gradients, and these. A collective.
+        """Return the leaves that have gradients, and their gradients. A collective.
 
         Gradients of replicated parameters are summed over ranks.
         """

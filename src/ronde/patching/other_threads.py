@@ -33,6 +33,6 @@ def is_of_script(thread: threading.Thread) -> bool:
 
 
 def others() -> Iterator[threading.Thread]:
-    """Yield the threads besides this one that may run code of the script."""
+    """Yield the other threads that may run code of the script."""
     here = threading.current_thread()
     return (each for each in threading.enumerate() if each is not here and is_of_script(each))

@@ -136,7 +136,7 @@ def all_to_all_single(
 
 
 def gloo_options(device: Any, timeout: Any, threads: int) -> Any:
-    """Return options of a `ProcessGroupGloo` on one device, with so many threads."""
+    """Return options of a `ProcessGroupGloo` on one device, with `threads` threads."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # `Options` is the base class
     options._devices, options._timeout, options._threads = [device], timeout, threads
     return options

@@ -13,6 +13,6 @@ def contradiction(first: str, second: str, remedy: str) -> str:
 
 
 def unused(plan: Values, name: str, other: str, why: str) -> str:
-    """Return the error about a key without effect beside another value."""
+    """Return the error about a key that has no effect together with `other`."""
     default = KEYS[name].write(KEYS[name].default)
-    return f"{plan.item(name)} does nothing with {other}: {why}; nearest legal: {other},{default} [R219]"
+    return f"{plan.item(name)} has no effect with {other}: {why}; nearest legal: {other},{default} [R219]"

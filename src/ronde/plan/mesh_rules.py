@@ -59,7 +59,7 @@ def without_other_rows(plan: Values, world_size: int | None) -> Iterator[str]:
     mesh = plan.mesh
     if mesh.expert > 1 and plan.update.rule in _AMONG_RANKS:
         yield (
-            f"{plan.item('update')} has ranks train by themselves, and {plan.item('expert')} has them "
+            f"{plan.item('update')} lets ranks train by themselves, but under {plan.item('expert')} they "
             f"exchange tokens in each step; nearest legal: {plan.item('expert')},update=sync [R255]"
         )
     if mesh.model_ranks == 1 or world_size == 1:

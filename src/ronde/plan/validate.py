@@ -59,7 +59,7 @@ def _has_tables_on_servers(plan: Values) -> bool:
 
 
 def _refinements(plan: Values) -> Iterator[str]:
-    """Check keys that refine other keys, and values that need such a key."""
+    """Check keys that refine other keys, and values that need a refining key."""
     rule = plan.update.rule
     if plan.update.every is not None and rule not in ("local", "geo"):
         yield _contradiction(plan.item("every"), plan.item("update"), f"update=local,{plan.item('every')}")

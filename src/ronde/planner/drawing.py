@@ -16,7 +16,7 @@ __all__ = ["point_of", "timeline_of_best"]
 
 
 def point_of(plan_text: str, devices: int) -> Point:
-    """Return the candidate that a plan spells on so many devices."""
+    """Return the candidate that a plan names for this number of devices."""
     plan = expand(plan_text).for_ranks(devices)
     mesh, schedule = plan.mesh, plan.compute.schedule or "1f1b"
     placement = plan.state.placement

@@ -124,7 +124,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _schedules(graph: CostGraph, pipeline: int, fixed: Fixed) -> Iterator[tuple[int, int]]:
-    """Yield the schedules for so many stages, each with its chunks."""
+    """Yield the schedules for `pipeline` stages, each with its number of chunks."""
     if pipeline == 1:
         yield 1, 1
         return

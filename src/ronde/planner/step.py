@@ -217,7 +217,7 @@ def _block(
     software: Software,
     shares: RankShare,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return a block's forward, backward and communication seconds. `zero3` gathers beside its compute."""
+    """Return a block's forward, backward and communication seconds. `zero3` gathers during its compute."""
     forward, backward = block_seconds(cluster.slowest, software, block, shares)
     again = _again(cluster, block, c, software, shares, forward)
     again = again + _pieces_again(c, software) * forward

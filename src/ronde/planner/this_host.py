@@ -27,7 +27,7 @@ _MEASURED = "measured on this host"
 
 
 def measured_host(ranks: int | None = None) -> Cluster:
-    """Measure this host with so many ranks, by default one for each core.
+    """Measure this host with `ranks` ranks, by default one for each core.
 
     Raises:
         UsageError: the measurement failed; the message has its last line.

@@ -78,7 +78,7 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
 
 
 def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> ModelBlock:
-    """Return the mean of parts, for one sample."""
+    """Return a block with the mean costs of `parts`, for one sample."""
     count = len(parts) * rows
     attended = any(part["attention_flops"] for part in parts)
     divided = heads > 0 and name == "block"

@@ -18,7 +18,7 @@ _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_
 
 
 def feature_cuts(module: nn.Module, ranks: int) -> dict[str, DimCut | None]:
-    """Map the names of such a module's parameters to their cuts.
+    """Map the names of an expert module's parameters to their cuts.
 
     None means a bias after the sum, of which each rank adds its share. Another module has no cuts.
     """

@@ -14,7 +14,7 @@ __all__ = ["rows"]
 
 
 def rows(ranks: int) -> Partition:
-    """Create a partition of matrices into runs of rows, equally many per rank.
+    """Create a partition of matrices into equal ranges of rows, one per rank.
 
     Matrices are contiguous, so rows are one run of elements.
     """

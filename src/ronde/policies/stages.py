@@ -81,7 +81,7 @@ class Stages:
 
     @property
     def chunks(self) -> int:
-        """Number of runs of units per stage."""
+        """Number of chunks (ranges of units) per stage."""
         return 1 + max((unit.chunk for unit in self.units), default=0)
 
     @property

@@ -44,7 +44,7 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
 
 
 def _atoms(module: nn.Module, blocks: set[nn.Module]) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield modules that are not divided, and modules with own parameters beside such.
+    """Yield undivided modules, and modules with own parameters next to undivided ones.
 
     The flag is True for a module that is not divided, with all inside of it.
     """

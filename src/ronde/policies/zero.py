@@ -1,4 +1,4 @@
-"""ZeRO partitions: tensors end to end, an equal run of elements per rank.
+"""ZeRO partitions: tensors end to end, an equal range of elements per rank.
 
 ZeRO is of Rajbhandari et al. 2020.
 """
@@ -136,9 +136,9 @@ def on_first(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, ...]]:
 
 
 def in_equal_parts(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, ...]]:
-    """Cut tensors, laid end to end, into one run of elements per rank.
+    """Cut tensors, laid end to end, into one range of elements per rank.
 
-    Runs differ by at most two alignments.
+    Ranges differ by at most two alignments.
     """
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0
@@ -161,7 +161,10 @@ def _cut(ideal: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
 
 
 def _overlap(run: Span, begin: int, end: int) -> Span | None:
-    """Return the part of a tensor that lies in a run of elements. The tensor is from `begin` to `end`."""
+    """Return the elements of a tensor that lie in a rank's range, or None.
+
+    All tensors lie end to end: `run` is the rank's range there, and the tensor goes from `begin` to `end`.
+    """
     first, last = max(run[0], begin), min(run[1], end)
     return (first - begin, last - begin) if first < last else None
 

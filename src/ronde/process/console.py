@@ -186,8 +186,8 @@ class _RefusedInput(io.TextIOBase):
 
     def read(self, size: int | None = -1, /) -> str:
         raise UsageError(
-            "the script reads sys.stdin, which only rank 0 has; use input(), whose answer every rank "
-            "gets, or give the script a file [R384]"
+            "the script reads sys.stdin, which only rank 0 has; use input(), whose answer every rank gets, "
+            "or let the script read a file [R384]"
         )
 
     readline = read  # pyright: ignore[reportAssignmentType]

@@ -82,7 +82,7 @@ class _Scale:
 
 
 def _unit(nbytes: float) -> float:
-    """Return the unit, in bytes, for the display of so many bytes."""
+    """Return the unit, in bytes, for the display of `nbytes` bytes."""
     return 1024.0 ** max(0, math.floor(math.log(max(nbytes, 1), 1024)))
 
 

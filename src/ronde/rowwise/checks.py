@@ -21,7 +21,7 @@ _CHECKS = {
 
 
 def only_checks() -> bool:
-    """Return whether the running operation was called by such code."""
+    """Return whether a check, or a choice of kernels, called the running operation."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -25,7 +25,7 @@ _OF_FIRST = {
 
 def carry_out(watch: CallWatch, op: ObservedOperation) -> Any:
     if op.kwargs.get("generator") is not None:
-        raise _cannot_be_cut(f"{op.facts.name} with a generator of its own [R349]")
+        raise _cannot_be_cut(f"{op.facts.name} with a separate generator [R349]")
     sized, watch.drawn = watch.drawn, None
     if op.labels:
         return _of_rows(watch, op)

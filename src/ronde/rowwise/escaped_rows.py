@@ -26,7 +26,7 @@ from ronde.rowwise.watch import CallWatch
 
 __all__ = ["VisibleRows", "check_tree", "check_variables"]
 
-_ELSEWHERE = "it keeps values of the batch in a variable or object that is not its own [R342]"
+_ELSEWHERE = "it keeps values of the batch in a variable or object outside of the module [R342]"
 
 
 def check_tree(watch: CallWatch, module: torch.nn.Module) -> None:

@@ -101,7 +101,7 @@ class Functions(TorchFunctionMode):
         return result
 
     def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:
-        """Call a function with a flag of the watch, `what`, set for its operations."""
+        """Call a function while the flag `what` of the watch is set."""
         setattr(self._watch, what, True)
         try:
             return func(*args, **kwargs)
@@ -110,9 +110,7 @@ class Functions(TorchFunctionMode):
 
     def _check(self, func: Any, name: str, args: Any) -> None:
         if name in _HOOKS:
-            raise MixesRows(
-                f"it asks for gradients inside ({name}), which would be those of one rank's rows [R339]"
-            )
+            raise MixesRows(f"it takes gradients inside ({name}), which would be of one rank's rows [R339]")
         if name == "backward":
             raise MixesRows(BACKWARD)
         if name in _READS and (mark := self._watch.of(args[0])) is not None and not only_checks():

@@ -34,7 +34,7 @@ class States:
         return States((*_torchs(), *others))
 
     def moved(self) -> bool:
-        """Return whether one of them has drawn since."""
+        """Return whether a generator has drawn since its state was saved."""
         return any(_told(_state(each)) != _told(state) for each, state in self._states)
 
     def now(self) -> States:

@@ -45,7 +45,7 @@ class _Size:
         return type(self.value)([number(times) if times else each for each, times in entries])
 
     def is_of(self, rows: int) -> bool:
-        """Return whether it is the size of a batch with this number of rows."""
+        """Return whether the size is that of a batch with this number of rows."""
         return self.value == self.of(lambda times: times * rows)
 
     def counted(self) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class Order:
 
     @functools.cached_property
     def is_even(self) -> bool:
-        """Return whether it has every row of the batch, all equally often."""
+        """Return whether the order has every row of the batch, all equally often."""
         often = torch.bincount(self.rows, minlength=self._counts.mine)
         return bool((often == often[0]).all())
 
@@ -131,7 +131,7 @@ class Label:
 
 
 def along(order: Order, axis: int, shape: Sequence[int]) -> Label:
-    """Make the label of a tensor with these rows along a dimension."""
+    """Make the label of a tensor with the rows `order` along `axis`."""
     places = [1] * len(shape)
     places[axis] = len(order)
     return Label(order.rows.view(places).expand(*shape), axis, order)

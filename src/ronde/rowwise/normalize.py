@@ -40,7 +40,7 @@ def normalize(watch: CallWatch, value: torch.Tensor, run: Callable[[], Any], *, 
         label = watch.rows_of(value)
     if label is None:
         if keeps:
-            raise MixesRows("its batch norm keeps statistics of something that has no batch axis [R341]")
+            raise MixesRows("its batch norm keeps statistics of a tensor without a batch axis [R341]")
         watch.batchless = True
     elif type(label) is not Label or label.axis != 0:
         raise MixesRows("its batch norm is given rows of the batch as channels, or some of them [R341]")

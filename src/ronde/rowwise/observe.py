@@ -131,7 +131,7 @@ class Observation:
         check_variables(watch, self._outside())
         kept.check(box)
         if watch.undo.generators[0].moved():
-            raise MixesRows("it draws random numbers by other means than torch's own generator [R349]")
+            raise MixesRows("it draws random numbers by other generators than torch's default one [R349]")
         return box[0], self._verdict(
             outputs=outputs,
             draws=tuple(watch.draws),

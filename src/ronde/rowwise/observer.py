@@ -188,7 +188,7 @@ def _check_writes(watch: CallWatch, op: ObservedOperation) -> None:
         name = watch.undo.name_of(target)
         if name is not None:
             raise MixesRows(f"it keeps {name}, which depends on the batch, on itself [R342]")
-        raise MixesRows(f"it changes a tensor that is not its own in place ({op.facts.name}) [R343]")
+        raise MixesRows(f"it changes a tensor outside of the module in place ({op.facts.name}) [R343]")
     watch.undo.keep(written, watch.marks)
 
 

@@ -126,7 +126,7 @@ class ObservedOperation:
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """The tensors that it changes."""
+        """The tensors that the operation changes."""
         return [each for place, _ in self.facts.written for each in tensors(self.given(place))]
 
 

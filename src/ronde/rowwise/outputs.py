@@ -28,7 +28,7 @@ def axes_of(watch: CallWatch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
         MixesRows: an output depends on the batch without being rows of it.
     """
     if any(map(dispatches, results)):
-        raise MixesRows("its output is of a class that carries out operations itself, below autograd [R345]")
+        raise MixesRows("its output has a class with a __torch_dispatch__ [R345]")
     if any(map(is_counted, results)):
         raise MixesRows(_NUMBER)
     found = [_axis(watch, result) for result in results]

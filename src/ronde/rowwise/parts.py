@@ -1,4 +1,4 @@
-"""Trial runs of an operation on a few rows, and on parts of these."""
+"""Trial runs of an operation on a few rows, and on parts of them."""
 
 from __future__ import annotations
 

@@ -27,9 +27,10 @@ __all__ = ["Learnt", "RepeatAnalysis", "carry_out", "learn", "mark_results", "ma
 class RepeatAnalysis:
     """The analysis of one result; the default: independent of rows.
 
-    axis, order: the axis of rows, and their order.
-        parts: values for each part, if it depends only on the number of rows. mixed: whether it depends on
-        several rows.
+    Attributes:
+        axis, order: the axis of rows, and their order.
+        parts: values for each part, if it depends only on the number of rows.
+        mixed: whether it depends on several rows.
     """
 
     axis: int = 0

@@ -112,11 +112,11 @@ class RowsInt(int):
         return self.at(self.counts.mine)
 
     def part(self, number: int) -> int:
-        """Return the value for the first few rows (0) or their parts (1, 2)."""
+        """Return the value for trial rows (0) or their parts (1, 2)."""
         return self.at(self.counts.parts[number])
 
     def is_size(self) -> bool:
-        """Return whether it is proportional to the number of rows."""
+        """Return whether the value is proportional to the number of rows."""
         whole, mine = self.counts.whole, self.counts.mine
         return self.at(whole) * mine == self.at(mine) * whole
 

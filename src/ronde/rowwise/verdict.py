@@ -27,9 +27,9 @@ __all__ = [
 Attribute = tuple[str, str, tuple[int, ...]]
 
 MIXES = "rows of its output depend on other rows, or on their number [R330]"
-COUNTS = "what it does depends on how many rows there are [R332]"
+COUNTS = "it depends on the number of rows [R332]"
 HOST_READ = "its forward reads a value of the batch on the host [R335]"
-CATCHES = "its forward catches what an operation raises (try) [R336]"
+CATCHES = "its forward catches exceptions of operations (try) [R336]"
 BACKWARD = "its forward runs backward [R339]"
 NO_AXIS = "its output has no batch axis [R331]"
 

@@ -84,7 +84,7 @@ def loss_scaling(
 
 
 def install_alone(plan: Plan, patches: Patches, note: Note) -> None:
-    """Install the compute axis in a single process without a boundary."""
+    """Install the compute axis in a single process, where no model call is cut."""
     again = recompute(plan, Inside(lambda: True, lambda: False, note))
     if again is not None:
         again.install(patches)

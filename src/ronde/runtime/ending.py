@@ -65,7 +65,7 @@ def leave(code: int) -> NoReturn:
     Args:
         code: result of `exit_code`. Its exception must be gone: its frames hold objects to be closed.
     """
-    with contextlib.suppress(KeyboardInterrupt):  # the interpreter goes on with its end, too
+    with contextlib.suppress(KeyboardInterrupt):  # the interpreter continues after errors here, too
         threads: Any = threading
         threads._shutdown()
     atexit._run_exitfuncs()

@@ -69,8 +69,8 @@ def _about_classes(text: str) -> str:
         return ""
     base = "torch.nn.Parameter" if kind[1] == "ShardedParameter" else "torch.Tensor"
     return (
-        f"a {kind[1]} is a {base} in parts, which is not one by its exact class: where that is asked by "
-        f"type(...), write isinstance(..., {base}); where a library asks, give it a whole value, "
+        f"a {kind[1]} is a sharded {base}, of a subclass: in place of type(...) write isinstance(..., "
+        f"{base}); if a library compares types, give it a whole value, "
         "torch.from_numpy(x.numpy(force=True)), or run the script by python [R202]"
     )
 
@@ -86,8 +86,8 @@ def _about_batches(text: str) -> str:
     if kind is None:
         return ""
     return (
-        f"a {kind[1]} stands where a tensor belongs: torch.stack makes one of tensors, torch.as_tensor of "
-        "numbers or an array; a DataLoader does so by itself without collate_fn [R204]"
+        f"a {kind[1]} was given where a tensor is needed: torch.stack makes one of tensors, torch.as_tensor "
+        "of numbers or an array; a DataLoader does so by itself without collate_fn [R204]"
     )
 
 
@@ -106,13 +106,13 @@ def _about_devices(text: str, device: str) -> str:
     apart = _are_apart(text)
     if "meta tensor" in text or (apart and re.search(r"\bmeta\b", text)):
         return (
-            'what is on the device "meta" has no values: leave that device out of the script, or call '
+            'tensors on the device "meta" have no values: leave that device out of the script, or call '
             f'model.to_empty(device="{device}") and load the parameters [R203]'
         )
     if not apart:
         return ""
     return (
-        "a model and what it is called on must be on one device, here that of the ranks: "
+        "a model and its inputs must be on one device, here the device of the ranks: "
         f'model.to("{device}") before the optimizer is made, and .to("{device}") for every tensor of a '
         "batch [R203]"
     )

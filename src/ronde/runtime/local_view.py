@@ -227,7 +227,7 @@ class LocalView:
         self._entropy.restore()
 
     def adopt(self, thing: Any) -> None:
-        """Adopt an object in a replica; otherwise objects are known when they are made."""
+        """Adopt an object in a replica; without a replica there is nothing to do."""
         if self.replica is not None:
             self.replica.adopt(thing)
 

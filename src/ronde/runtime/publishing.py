@@ -123,7 +123,7 @@ class Publishing:
         if self._publication.trouble:
             self._say(f"the last version was not published: {self._publication.trouble} [R732]")
         elif not self._publication.durable:
-            self._say("nothing was published: the script trained no model that it called [R731]")
+            self._say("nothing was published: the script has trained no model [R731]")
         elif self._no_program:
             self._say(
                 f"the model is published without a program, so a replica looks up rows but does not predict: "

@@ -174,7 +174,7 @@ class Session:
         self.checkpoints = self._saved()
         if (
             config.place.world_size > 1 and config.place.device == "cpu"
-        ):  # a CUDA device computes while the host goes on
+        ):  # a CUDA device computes while the host continues
             clock.start(self.groups.waited_ns)
 
     def _model_edge(self) -> ModelEdge:
@@ -300,7 +300,7 @@ class Session:
         return self.strategies.schedule(model, loss_fn, self._attempt)
 
     def _attempt(self) -> Callable[[], object]:
-        """Begin work that may have to be done again; the result is called then."""
+        """Begin work that may be repeated; the returned function discards its journal entries."""
         return (lambda: None) if self.checkpoints is None else self.checkpoints.attempt()
 
     def install(self) -> None:

@@ -5,7 +5,7 @@ out of range, too little memory. Where the script would catch that, ranks vote w
 Elsewhere nothing is sent: the exception ends the script, and with it all ranks.
 
 A rank that has raised takes part in nothing more of the computation. So before each collective inside of it
-the others vote too, and learn there that they are not to go on.
+the others vote too, and learn there that they must stop.
 """
 
 from __future__ import annotations

@@ -117,14 +117,14 @@ def notes_on_types(*, parameters: bool, tensors: bool) -> list[str]:
     """
     asking = questions_of_script("Parameter") if parameters else []
     notes = [
-        f"{place} asks for type(...) and Parameter, which a parameter in parts is not by its exact class: "
-        f"it is passed over there; write isinstance(..., torch.nn.Parameter) [R312]"
+        f"{place} compares type(...) with Parameter; a sharded parameter has a subclass, so this line skips "
+        "it; write isinstance(..., torch.nn.Parameter) [R312]"
         for place in asking
     ]
     places = ", ".join(questions_of_script("Tensor")) if tensors else ""
     if places:
         notes.append(
-            f"{places}: type(...) is compared with Tensor, which a batch, an output or a loss in parts "
-            f"is not by its exact class: it is passed over there; write isinstance(..., torch.Tensor) [R312]"
+            f"{places}: type(...) is compared with Tensor; sharded batches, outputs and losses have a "
+            "subclass, so these lines skip them; write isinstance(..., torch.Tensor) [R312]"
         )
     return notes

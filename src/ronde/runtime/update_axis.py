@@ -90,9 +90,9 @@ def _listen_to_losses(patches: Patches, averaging: Averaging) -> None:
 def _refuse_clipping(patches: Patches, plan: Plan) -> None:
     def clip_grad_norm_(*_: Any, **__: Any) -> Any:
         raise UsageError(
-            f"clip_grad_norm_ and {plan.item('update')} contradict each other: ranks are at "
-            "different steps, and no gradient has a norm over all of them; use clip_grad_value_, "
-            "or --plan local-sgd, where each rank clips its own [R286]"
+            f"clip_grad_norm_ and {plan.item('update')} contradict each other: ranks are at different steps, "
+            "so no gradient norm over all ranks exists; use clip_grad_value_, or --plan local-sgd, where "
+            "each rank clips its own [R286]"
         )
 
     patches.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)

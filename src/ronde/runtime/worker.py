@@ -45,8 +45,8 @@ _WAIT_FOR_END = 10
 # The same for torchrun, which ends ranks as soon as one of their host is gone, but not those of other hosts.
 _WAIT_FOR_TORCHRUN = 3
 _CAUGHT_ALONE = (
-    "the script would catch this, but one rank alone has raised it while others wait for what it was to send "
-    "them: all end. Check for it before the model is called, or take a plan without pipeline [R192]"
+    "the script would catch this, but only one rank has raised it, while others wait for its tensors, so "
+    "the run ends. Check for it before the model is called, or take a plan without pipeline [R192]"
 )
 
 
@@ -121,7 +121,7 @@ def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
     _report(config, "diverged", diverged, str(diverged), paths=diverged.paths)
     if not config.place.has_launcher and not config.place.observed:
         print(f"ronde: {as_error(str(diverged))}", file=sys.stderr)
-    # Exit handlers might meet the other ranks again.
+    # Exit handlers might begin collectives with the other ranks.
     _end_without_handlers(1)
 
 

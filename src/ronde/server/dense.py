@@ -371,7 +371,7 @@ def _joined(messages: Sequence[Message]) -> tuple[StepRecord, list[Array]]:
 
 
 def _told(home: dict[int, torch.Tensor], keys: Sequence[int]) -> Answer:
-    """Return the tensors of these keys as arrays, concatenated by dtype."""
+    """Return the tensors of `keys` as arrays, concatenated by dtype."""
     found = [home[key] for key in keys]
     check_answer(found)
     return {}, [array_of(flat) for flat in _laid_out(found)]

@@ -162,7 +162,7 @@ def _check_state(
             given.add(name)
         count, _ = sizes[key]
         if name in given and name in needed and (dtype is None or needed[name] != int(scalar is None)):
-            raise ValueError("an entry of state is a number, or an array [R430]")
+            raise ValueError("an entry of state must be a number or an array [R430]")
         if dtype is not None:
             kind = DTYPES[dtype]
             if scalar is None:
@@ -213,7 +213,7 @@ def _shape_of(value: Any) -> Any:
         raise ValueError("a hyper-parameter is too large [R430]")
     if isinstance(value, (int, float)):
         return ("number", type(value) is int)
-    raise ValueError("a hyper-parameter is a number, a word, or a list of such [R430]")
+    raise ValueError("a hyper-parameter must be a number, a word, or a list of them [R430]")
 
 
 def _value_of(shape: Any) -> Any:
@@ -233,19 +233,19 @@ def check_rows(asked: PullRows, arrays: Sequence[Array], held: Held) -> tuple[to
     if value.numel() % dim:
         raise ValueError(f"{value.numel()} elements are not rows of {dim} [R430]")
     if rows.dtype != np.int64 or rows.ndim != 1:
-        raise ValueError("rows are numbered by int64 of one axis [R430]")
+        raise ValueError("row ids must be int64 with one axis [R430]")
     shaped = value.view(-1, dim)
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(shaped)):
-        raise ValueError(f"there are {len(shaped)} rows")
+        raise ValueError(f"the value has {len(shaped)} rows")
     if len(rows) * dim > _MOST_ELEMENTS:
-        raise ValueError("so many rows are too many for an answer [R430]")
+        raise ValueError("the rows asked for are too many for one answer [R430]")
     return shaped, torch.from_numpy(np.array(rows))
 
 
 def check_answer(tensors: Sequence[torch.Tensor]) -> None:
     """Check that an answer has at most `_MOST_ELEMENTS` elements."""
     if sum(each.numel() for each in tensors) > _MOST_ELEMENTS:
-        raise ValueError("so many elements are too many for an answer [R430]")
+        raise ValueError("the elements asked for are too many for one answer [R430]")
 
 
 def _check_array(array: Array, numel: int, dtype: torch.dtype) -> None:
@@ -257,4 +257,4 @@ def _check_array(array: Array, numel: int, dtype: torch.dtype) -> None:
 def _all_there(keys: Sequence[int], held: Held) -> None:
     for key in keys:
         if key not in held:
-            raise KeyError(f"there is nothing by key {key} [R430]")
+            raise KeyError(f"the server has no value for key {key} [R430]")

@@ -94,11 +94,9 @@ class EmbeddingTable(nn.Module):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in _DTYPES:
-            raise UsageError(f"EmbeddingTable(dtype={dtype}): rows are torch.float32 or torch.float64 [R461]")
+            raise UsageError(f"EmbeddingTable(dtype={dtype}): choose torch.float32 or torch.float64 [R461]")
         if pooling not in (None, "sum", "mean"):
-            raise UsageError(
-                f'EmbeddingTable(pooling={pooling!r}): "sum" and "mean" are possible, or None [R461]'
-            )
+            raise UsageError(f'EmbeddingTable(pooling={pooling!r}): give "sum", "mean" or None [R461]')
         config = TableConfig(
             dim=dim,
             optimizer=Adagrad() if optimizer is None else optimizer,

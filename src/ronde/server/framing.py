@@ -123,12 +123,13 @@ def _read(content: memoryview, offset: int) -> LogFrame:
         raise DamagedFrame(offset, f"{len(content) - offset} bytes are less than a header [R408]")
     magic, told_bytes, body_bytes = _LENGTHS.unpack_from(content, offset)
     if magic != _MAGIC:
-        raise DamagedFrame(offset, "no header of a frame [R408]")
+        raise DamagedFrame(offset, "the header of a frame is missing [R408]")
     begin = offset + _HEADER_BYTES
     middle, end = begin + told_bytes, begin + told_bytes + body_bytes
     if end > len(content):
         raise DamagedFrame(
-            offset, f"{end - offset} bytes should be there, and {len(content) - offset} are [R408]"
+            offset,
+            f"{end - offset} bytes are expected, and {len(content) - offset} are left in the file [R408]",
         )
     (checksum,) = _CHECKSUM.unpack_from(content, offset + _LENGTHS.size)
     if checksum != _sum(content[offset : offset + _LENGTHS.size], content[begin:end]):

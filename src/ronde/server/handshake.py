@@ -46,7 +46,7 @@ def misfit(about: Mapping[str, Any], known_run: str, hello: Mapping[str, Any]) -
     run = hello.get("run")
     if known_run and run and run != known_run:
         return (
-            "it has what an earlier run has learnt; a new run needs a server that was started anew, with "
+            "it has the state of an earlier run; a new run needs a server that was started anew, with "
             "another --state directory or none [R432]"
         )
     return ""

@@ -73,9 +73,7 @@ def take_tables(
         write_snapshot(directory, 0, state)
         commit(directory, 0, 1)
     except OSError as error:
-        raise RondeError(
-            f"{directory} does not take the tables of {source}: {error.strerror} [R415]"
-        ) from None
+        raise RondeError(f"{directory} cannot take the tables of {source}: {error.strerror} [R415]") from None
     rows = sum(len(table) for table in taken.tables.values())
     tell(f"{rows} rows of {len(taken.tables)} tables are taken over from {len(folders)} servers of {source}")
 

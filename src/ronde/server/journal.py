@@ -118,8 +118,8 @@ class LogWriter:
         with contextlib.suppress(OSError):  # it is tried again before the next one is written
             self._mend()
         why = RondeError(
-            f"nothing was changed: {self._directory}, where changes are written before they are made, takes "
-            f"no more ({error.strerror}); free some space there, or give the run a --run-dir on a larger "
+            f"nothing was changed: {self._directory}, where changes are logged before they are made, cannot "
+            f"be written ({error.strerror}); free some space there, or give the run a --run-dir on a larger "
             "disk [R405]"
         )
         if not self._is_full:
@@ -159,8 +159,8 @@ def read_records(
                     "confirmed: restore the file, or begin with an empty directory [R408]"
                 ) from None
             tell(
-                f"{path.name}: the last change was written half ({damage}) and confirmed to nobody; taken "
-                "off [R407]"
+                f"{path.name}: the last change is incomplete ({damage}) and was not confirmed to a worker; "
+                "it was removed [R407]"
             )
             if mend:
                 os.truncate(path, damage.offset)

@@ -107,7 +107,7 @@ def place_of(key: Key, value: torch.Tensor, servers: int, bound: int) -> KeyPlac
     """
     if value.dtype not in DTYPES.values():
         raise UsageError(
-            f"KVStore.init({key!r}): servers do not know {value.dtype}; they know "
+            f"KVStore.init({key!r}): servers do not support {value.dtype}; they support "
             f"{', '.join(sorted(DTYPES))} [R443]"
         )
     number, numel = key_number(key), value.numel()
@@ -142,7 +142,7 @@ def listed(what: str, key: Any, value: Any, *, sums: bool = False) -> list[tuple
             f"KVStore.{what}: {len(keys)} keys and {len(values)} values; one for each is needed [R443]"
         )
     if len(set(keys)) < len(keys):
-        raise UsageError(f"KVStore.{what}: a key comes twice in {list(keys)!r} [R443]")
+        raise UsageError(f"KVStore.{what}: a key is given twice in {list(keys)!r} [R443]")
     found: list[tuple[Key, torch.Tensor]] = []
     for each, given in zip(keys, values, strict=True):
         if isinstance(each, bool) or not isinstance(each, (int, str)):

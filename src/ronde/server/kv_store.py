@@ -68,7 +68,7 @@ class KVStore:
         timeout: float = 1800.0,
     ) -> None:
         if type not in ("local", *_RULES):
-            raise UsageError(f"KVStore({type!r}): there are local, dist_sync and dist_async [R440]")
+            raise UsageError(f"KVStore({type!r}): choose local, dist_sync or dist_async [R440]")
         self.type: Kind = type
         self._bound = bigarray_bound
         self._places: dict[Key, KeyPlacement] = {}
@@ -87,8 +87,8 @@ class KVStore:
         endpoints = servers if servers is not None else os.environ.get(SERVERS_KEY, "").split(",")
         if not all(endpoints) or not endpoints:
             raise UsageError(
-                f"KVStore({type!r}): {SERVERS_KEY} does not say where servers are; start the program by "
-                "`ronde run --native --servers N`, or give servers=[...] [R441]"
+                f"KVStore({type!r}): {SERVERS_KEY} does not name the servers; start the program by `ronde "
+                "run --native --servers N`, or give servers=[...] [R441]"
             )
         known = token if token is not None else read_token(os.environ)
         self._client = Client(

@@ -190,7 +190,13 @@ class ParameterServer:
             return
         expected = max(self._accepted.get(worker, 0), made) + 1
         if sequence > expected:
-            raise WireError("order", f"request {sequence} of worker {worker} comes before {expected} [R426]")
+            raise WireError(
+                "order",
+                (
+                    f"request {sequence} of worker {worker} is out of order: request {expected} is missing "
+                    "[R426]"
+                ),
+            )
         self._accepted[worker] = max(sequence, expected - 1)
         if self._rule == "sync":
             gathered = self._rounds.setdefault(sequence, {})
@@ -207,7 +213,7 @@ class ParameterServer:
         try:
             if len({message.operation for message in messages}) > 1:
                 raise WireError(
-                    "request", "workers ask for different changes; they run different scripts? [R426]"
+                    "request", "workers ask for different changes; run the same script on all of them [R426]"
                 )
             record = self.shard.prepare(messages)
             refusal = self._write_and_apply(record)
@@ -240,7 +246,7 @@ class ParameterServer:
                 raise WireError("storage", str(error)) from None
         try:
             self.shard.apply(record)
-        except Exception as error:  # it is logged and fails again at each restart: go on
+        except Exception as error:  # it is logged, and fails again at each restart, so continue
             return f"{record.operation.name.lower()}: {error}"
         return ""
 
@@ -255,7 +261,13 @@ class ParameterServer:
             self._answer(message, reply)
         else:
             if len(self._deferred) >= _MOST_DEFERRED:
-                raise WireError("deferred", f"{len(self._deferred)} requests wait already [R430]")
+                raise WireError(
+                    "deferred",
+                    (
+                        f"the server has {len(self._deferred)} waiting requests, its limit; send the request "
+                        "again later [R430]"
+                    ),
+                )
             self._deferred[message.worker, message.request] = message, reply
 
     def _answer(self, message: Message, reply: Reply) -> None:

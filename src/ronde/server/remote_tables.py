@@ -62,7 +62,7 @@ class _Remote:
         return self.oldest - 1 + sum(clock[server] <= mark for clock in self.clocks)
 
     def follows(self, clocks: list[int]) -> None:
-        """Require that all further look-ups contain these changes."""
+        """Require that all further look-ups see the changes up to `clocks`."""
         self.clocks.clear()
         self.clocks.append(clocks)
         if self.hot is not None:

@@ -84,7 +84,7 @@ class ServerShard:
         part = self._reads.get(message.operation)
         if part is None:
             raise WireError(
-                "request", f"{message.operation.name.lower()} is nothing that this server knows [R430]"
+                "request", f"{message.operation.name.lower()} is not an operation of this server [R430]"
             )
         return self._asked(part.read, message)
 

@@ -107,7 +107,7 @@ class SparseShard:
             case _:
                 (ids,) = message.arrays
                 if ids.dtype != np.int64 or ids.ndim != 1:
-                    raise ValueError(f"ids are int64 of one axis, not {ids.dtype} of {ids.ndim} [R430]")
+                    raise ValueError(f"ids must be int64 with one axis, not {ids.dtype} of {ids.ndim} [R430]")
                 rows = table.look_up(ids)
         return {}, [to_half(rows) if table.config.half_rows else rows]
 

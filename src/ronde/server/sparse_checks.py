@@ -25,7 +25,7 @@ def check_update(lr: float | None, arrays: Sequence[Array], table: Table) -> Non
     """
     ids, gradients, counts = arrays
     if ids.dtype != np.int64 or ids.ndim != 1 or counts.dtype != np.int64 or counts.shape != ids.shape:
-        raise ValueError("ids and counts are int64 of one axis [R430]")
+        raise ValueError("ids and counts must be int64 with one axis [R430]")
     if gradients.shape != (len(ids), table.config.dim) or gradients.dtype.kind != "f":
         raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids [R430]")
     if len(counts) and not (counts.min() >= 0 and counts.max() < 1 << 32):
@@ -56,6 +56,6 @@ def check_rows(entries: Sequence[str], arrays: Sequence[Array], table: Table) ->
         raise ValueError(f"a filter of {own[counters].shape} counters, not {state[counters].shape} [R430]")
     waiting, counts = state.get(ADMISSION + "ids"), state.get(ADMISSION + "counts")
     if waiting is not None and counts is not None and waiting.shape != counts.shape:
-        raise ValueError("each id that waits has a count [R430]")
+        raise ValueError("each waiting id needs a count [R430]")
     if len(np.unique(state["ids"])) < rows:
-        raise ValueError("an id has two rows [R430]")
+        raise ValueError("an id is given two rows [R430]")

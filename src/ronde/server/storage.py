@@ -128,7 +128,7 @@ class Storage:
                 process = os.fork()
         except (OSError, RondeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self._tell(f"no snapshot could be begun: {why}; the log goes on [R410]")
+            self._tell(f"no snapshot could be begun: {why}; the log continues [R410]")
             self._shard.thaw()
             return
         if not process:
@@ -191,7 +191,7 @@ class Storage:
         except OSError as error:
             remove_unfinished(self._directory)
             self._tell(
-                f"a snapshot could not be written ({error.strerror}); the log goes on, and grows [R410]"
+                f"a snapshot could not be written ({error.strerror}); the log continues, and grows [R410]"
             )
             return
         self._tell(
@@ -215,7 +215,7 @@ def recover(
         try:
             state = read_snapshot(directory, each)
         except ValueError as error:
-            tell(f"{error}; the snapshot before it is taken, with its log [R409]")
+            tell(f"{error}; the snapshot before it is used, with its log [R409]")
             damaged.append(each)
             continue
         shard.load(*state)

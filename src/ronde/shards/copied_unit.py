@@ -167,7 +167,7 @@ class CopiedUnit(Unit):
         self.whole, self.lingers = True, False
 
     def rest(self) -> bool:
-        """Reshard; memory that somebody holds a view of is freed later."""
+        """Reshard; memory with a remaining view of it is freed later."""
         self._arrive()
         if self.written:
             self._keep()

@@ -79,7 +79,7 @@ class _MappedMember(Member):
 
     @property
     def held(self) -> bool:
-        """Return whether a tensor aliases the memory of the whole, the parameter aside."""
+        """Return whether tensors besides the parameter alias the memory of the whole."""
         return references(self._storage) > self._alone
 
 

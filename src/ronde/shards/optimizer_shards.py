@@ -46,7 +46,7 @@ class ParameterShards(Protocol):
         ...
 
     def span(self, tensor: torch.Tensor) -> Span:
-        """Return the first of these elements, and the one after the last."""
+        """Return the first of this rank's elements, and the one after the last."""
         ...
 
     def begin_update(self) -> None:

@@ -37,7 +37,7 @@ class Prefetch:
         self._last = unit
 
     def next_of(self, unit: Unit, *, backward: bool) -> Unit | None:
-        """Return the unit that followed this one, unless it is whole already."""
+        """Return the unit that followed `unit` last time, if it is not whole."""
         found = self._followed.get((backward, unit.number))
         return None if found is None or found.whole else found
 

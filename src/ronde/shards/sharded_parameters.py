@@ -339,8 +339,8 @@ class ShardedParameters:
                 self._reshard(unit)  # before the next one is sharded
         if any(of_several_processes(each) for each in self._table.uncut(module) if not is_lazy(each)):
             self._note(
-                "parameters in memory of several processes (share_memory()) are whole on every rank, and not "
-                "cut: the other processes read there what they become [R311]"
+                "parameters in memory of several processes (share_memory()) stay whole on every rank, "
+                "because other processes read their new values there [R311]"
             )
         self.rest(keep_last=False)
         give_back()  # frees the former memory of parameters

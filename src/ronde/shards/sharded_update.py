@@ -37,7 +37,7 @@ class ShardedUpdate:
     Args:
         context: context with the ranks that share the work.
         held: shards of parameters and gradients.
-        takes: whether the steps of an optimizer whose state is whole are to be cut.
+        takes: function that returns whether to shard the steps of an optimizer with whole state.
         kinds: optimizers of which some can be cut.
         suits: whether one of them can be cut in its present state.
     """
@@ -128,9 +128,9 @@ class ShardedUpdate:
         if self._context.comm.votes([state_is_held(optimizer)]) == [0]:
             return False
         self._note(
-            f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
-            f"the script held what it had read of it or loaded into it; del it, or keep or load a "
-            f"copy.deepcopy of it, to have it cut again [R310]"
+            f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because the "
+            "script kept a reference to state that it read or loaded; delete it, or keep a copy.deepcopy, "
+            "so that the state is sharded again [R310]"
         )
         return True
 

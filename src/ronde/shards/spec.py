@@ -24,7 +24,7 @@ __all__ = ["ShardSpec", "Span", "blocks", "blocks_of_stage", "by_rank", "owned",
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """A run of elements for each rank of a group.
+    """A range of elements for each rank of a group.
 
     A sequence of spans: `spec[rank]` is that rank's, None where the rank has no element.
 
@@ -163,7 +163,7 @@ def blocks_of_stage(
 
 
 def within(inner: Span | None, outer: Span | None) -> slice:
-    """Return the slice of a longer run of elements that holds a shorter one."""
+    """Return the slice of a longer range of elements that is the shorter range."""
     if inner is None or outer is None:
         return slice(0, 0)
     return slice(inner[0] - outer[0], inner[1] - outer[0])

@@ -100,7 +100,7 @@ class Member(ABC):
 
     @property
     def is_saved(self) -> bool:
-        """Return whether autograd has saved something of it, on this rank."""
+        """Return whether autograd has saved a tensor of this member, on this rank."""
         return self._saved() is not None
 
     @abstractmethod
@@ -115,8 +115,8 @@ class Unit(ABC):
         members: its parameters.
         number: index in the order in which units were made, the same on all ranks.
         whole: whether all members have all their elements; the same on all ranks.
-        written: whether somebody may have changed elements while it was whole.
-        lingers: whether it is resharded, but somebody on this rank still holds a view of its memory.
+        written: whether elements may have been changed while it was whole.
+        lingers: whether it is resharded, but a view of its memory still exists on this rank.
         aliased: whether its shards belong to another unit: scripts write to that one, and models read this
             one.
     """

@@ -349,7 +349,7 @@ class ModelBlocks:
             self._built.dissolve(each)
 
     def are_in_parts(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether some of these were cut while they were built."""
+        """Return whether some of `tensors` were cut while they were built."""
         return any(self._built.own(each) is not None for each in tensors)
 
     def _built_whole(self, find: Find) -> Find:
@@ -455,9 +455,9 @@ class ModelBlocks:
         def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
             if self.has(tensor):
                 raise UsageError(
-                    f"a hook was registered on a parameter of shape {list(tensor.shape)}, of whose gradient "
-                    f"{item} gives each rank a block; register it before the model's first call, then the "
-                    f"parameter stays whole [R228]"
+                    f"a hook was registered on a parameter of shape {list(tensor.shape)}, whose gradient is "
+                    f"in blocks under {item}; register it before the model's first call, so that the "
+                    "parameter stays whole [R228]"
                 )
             return plain(tensor, hook)
 

@@ -80,6 +80,6 @@ class ContextStrategy(Strategy):
         if self.sequences.cut_some:
             return []
         return [
-            f"{self._item} cuts nothing: no module that runs as one piece attends to its sequences, so every "
-            f"rank of a group computed everything [R251]"
+            f"{self._item} cuts nothing: no module that runs as one piece has attention over its sequences, "
+            "so every rank of a group computed everything [R251]"
         ]

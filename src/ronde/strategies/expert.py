@@ -96,5 +96,5 @@ class ExpertStrategy(Strategy):
 
 
 def _nothing(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Return a no-op context: modules beside experts hold whole parameters."""
+    """Return a no-op context: modules other than experts hold whole parameters."""
     return nullcontext()

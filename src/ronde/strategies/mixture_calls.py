@@ -57,7 +57,7 @@ class MixtureRanks:
     in_stages: bool
 
     def among(self, held: HeldExperts, *, cut: bool) -> Among:
-        """Return the ranks of a call on whole sequences, or on parts of these.
+        """Return the ranks of a call on whole sequences, or on parts of sequences.
 
         Args:
             held: experts of this rank.
@@ -157,8 +157,8 @@ class MixtureCalls:
                 if why
             ]
         said += [
-            f"{self._item} does not spread the experts of {name}: a model that runs in parts calls it, and "
-            f"{self._plan.item('pipeline')} has stages of what is one piece [R257]"
+            f"{self._item} does not spread the experts of {name}: it is called by a model that runs in "
+            f"parts, which {self._plan.item('pipeline')} cannot cut into stages [R257]"
             for name in self._apart
         ]
         if not (self._calls.tried or self._apart) and self._without:
@@ -255,9 +255,9 @@ class MixtureCalls:
 
     def made_anew(self, mixture: Mixture) -> UsageError:
         return UsageError(
-            f"{type(mixture.module).__name__} was made anew after the first call of a model like the one "
-            f"that has it, in which {self._plan.item('pipeline')},{self._item} has tried what is "
-            f"spread; make one model, or take a plan without pipeline [R260]"
+            f"{type(mixture.module).__name__} was created after the first call of an equal model, in which "
+            f"{self._plan.item('pipeline')},{self._item} decided what is spread; make one model, or take a "
+            "plan without pipeline [R260]"
         )
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
@@ -286,4 +286,4 @@ def _refuse_use(parameter: torch.Tensor) -> None:
 
     Ranks have tokens of their own, so not all of them would reach a collective for an idle expert.
     """
-    raise Cannot("its forward uses parameters of an expert itself, not by calling it [R256]")
+    raise Cannot("its forward uses parameters of an expert directly, without calling the expert [R256]")

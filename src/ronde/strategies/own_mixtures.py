@@ -121,7 +121,7 @@ class OwnMixtures:
 
     def made_anew(self, mixture: Mixture) -> UsageError:
         return UsageError(
-            f"{type(mixture.module).__name__} was made anew after the first call of a model like the one "
-            f"that has it, in which {self._item} has tried whether its tokens are independent; make one "
-            f"model, or take a plan without pipeline [R260]"
+            f"{type(mixture.module).__name__} was created after the first call of an equal model, in which "
+            f"{self._item} checked whether its tokens are independent; make one model, or take a plan "
+            "without pipeline [R260]"
         )

@@ -82,8 +82,8 @@ class RowStrategy(Strategy):
         if not updates_rows(optimizer) and self._has_rows(optimizer):
             known = ", ".join(kind.__name__ for kind in ROW_OPTIMIZERS)
             self._note(
-                f"{type(optimizer).__name__} has the rows of an embedding whole on every rank for each step: "
-                f"sparse=sharded leaves them spread for the steps of {known} without momentum [R471]"
+                f"{type(optimizer).__name__} needs whole rows of an embedding on every rank in each step: "
+                f"sparse=sharded keeps them spread only for {known} without momentum [R471]"
             )
 
     def notes(self) -> list[str]:

@@ -86,7 +86,7 @@ class ShardedState:
         return {id(block.leaf): id(block.parameter.tensor) for block in known}
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[object]:
-        """Hold a module's parameters whole on every rank inside. A collective."""
+        """Hold a module's parameters whole inside the `with` block. A collective."""
         parameters = list(module.parameters())
         return all_of([each.holding(parameters) for each in self.parameters])
 

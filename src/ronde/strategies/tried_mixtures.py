@@ -40,7 +40,7 @@ class Experts(Protocol):
     """Calls experts of mixtures on tokens, wherever the experts are."""
 
     def watching(self, mixture: Mixture) -> AbstractContextManager[object]:
-        """Surround the call of one device, which shows how experts are called."""
+        """Return a context that observes how the call on one device calls experts."""
         ...
 
     def problem(self, mixture: Mixture) -> str:
@@ -234,7 +234,7 @@ class TriedMixtures:
             if not isinstance(value, torch.Tensor):
                 return value
             if value.dim() <= layout.dim or value.shape[layout.dim] != size:
-                raise Cannot("what it returns is not of tokens [R256]")
+                raise Cannot("its output is not one row per token [R256]")
             return rewrap(like, value, layout)
 
         return map_leaves(over, made)
@@ -257,9 +257,9 @@ class TriedMixtures:
         apart = not (why or problem) and alike(tensors(list(leaves(made))), list(own_part))
         if self._together.votes([not apart]) != [0]:
             raise UsageError(
-                f"{self._plan.item('context')} cuts sequences over ranks, and what "
-                f"{type(mixture.module).__name__} makes of a token depends on others of its sequence; take a "
-                f"plan without context [R250]"
+                f"{self._plan.item('context')} cuts sequences over ranks, and in "
+                f"{type(mixture.module).__name__} the output of a token depends on other tokens of its "
+                "sequence; take a plan without context [R250]"
             )
 
 

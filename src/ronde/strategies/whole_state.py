@@ -30,8 +30,8 @@ def why_state_is_whole(plan: Plan, optimizer: Any, state: State) -> str:
     if not state.offloads_optimizer:
         if is_differentiable:
             return (
-                f"the optimizer state of {name} is whole on every rank: a step with differentiable=True has "
-                f"a graph of whole tensors; leave that out to have {placement} [R309]"
+                f"the optimizer state of {name} is whole on every rank: a step with differentiable=True "
+                f"needs whole tensors in its graph; leave differentiable out to use {placement} [R309]"
             )
         return (
             f"the optimizer state of {name} is whole on every rank: {placement} cuts that of {known}, which "
@@ -40,7 +40,8 @@ def why_state_is_whole(plan: Plan, optimizer: Any, state: State) -> str:
     if is_differentiable:
         return (
             f"the optimizer state of {name} is whole, and stays on the device: a step with "
-            f"differentiable=True has a graph of whole tensors; leave that out to have {offload} [R309]"
+            "differentiable=True needs whole tensors in its graph; leave differentiable out to use "
+            f"{offload} [R309]"
         )
     if not elementwise:
         return (
@@ -48,6 +49,6 @@ def why_state_is_whole(plan: Plan, optimizer: Any, state: State) -> str:
             f"{known}, which update each element by itself [R309]"
         )
     return (
-        f"the optimizer state of {name} is whole, and stays on the device: a step with capturable=True is "
-        f"for devices only; leave that out to have {offload} [R309]"
+        f"the optimizer state of {name} is whole, and stays on the device: a step with capturable=True runs "
+        f"on devices only; leave capturable out to use {offload} [R309]"
     )

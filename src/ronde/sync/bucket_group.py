@@ -67,7 +67,7 @@ class BucketGroup:
         return True
 
     def _launch_next(self, comm: Comm) -> None:
-        """Send the next bucket during backward; ranks come here at different points."""
+        """Send the next bucket during backward; ranks reach this at different points."""
         bucket, before = self.buckets[self.next], comm.before
         if before is not None and bucket.waits:
             before()  # a rank that has raised will not take part

@@ -79,9 +79,9 @@ class GradientHooks:
         if later in self._reached:
             raise UsageError(
                 f"the gradient of a tensor of shape {list(later.leaf.shape)} is accumulated in several parts "
-                f"within one backward, as re-entrant checkpointing does it, and its "
-                f"register_post_accumulate_grad_hook would run for each, before ranks are added up; use "
-                f"checkpoint(..., use_reentrant=False), or step the optimizer after backward [R377]"
+                "within one backward, as re-entrant checkpointing does it, and its "
+                "register_post_accumulate_grad_hook would run for each, before the sum over ranks; use "
+                "checkpoint(..., use_reentrant=False), or step the optimizer after backward [R377]"
             )
         self._reached.append(later)
 

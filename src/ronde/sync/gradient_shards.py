@@ -37,7 +37,7 @@ class Wait(Protocol):
     """Pending operation."""
 
     def wait(self) -> None:
-        """Wait until it is complete."""
+        """Wait until the operation is complete."""
         ...
 
 
@@ -103,7 +103,7 @@ class ReduceTarget(Protocol):
         ...
 
     def add(self, leaf: Leaf, spans: Spans, part: torch.Tensor) -> None:
-        """Accumulate a shard of the mean of one backward that is at its home."""
+        """Add a shard of the mean gradient of one backward, already at its home."""
         ...
 
 
@@ -172,7 +172,7 @@ class GradientShards(ABC):
 
     @abstractmethod
     def _any(self) -> bool:
-        """Return whether there may be a shard."""
+        """Return whether any gradient may be sharded."""
 
     @final
     def __bool__(self) -> bool:

@@ -36,7 +36,7 @@ _TOO_LARGE = 65520.0
 
 
 class NarrowSums:
-    """Watches one backward; made before it begins.
+    """Watches one backward; created before the backward begins.
 
     Args:
         leaves: leaves with gradients that it may add to.

@@ -252,8 +252,8 @@ class Reducer:
         """
         if divided > 1 and self._factory.compress is not None and not self._depth:
             raise UsageError(
-                "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be "
-                "added to the next by another scale; use precision=bf16 in place of the scaler, or "
+                "the loss is scaled (by a GradScaler), and the compressor's residual would be added to the "
+                "next gradient at another scale; use precision=bf16 in place of the scaler, or "
                 "compressor=none [R293]"
             )
         if self._depth:
@@ -344,7 +344,7 @@ class Reducer:
 
     @torch.no_grad()
     def give(self, tensor: torch.Tensor, part: torch.Tensor) -> bool:
-        """Add to a leaf's gradient in the midst of a backward, as autograd does.
+        """Add to a leaf's gradient during a backward, as autograd does.
 
         Returns False, without adding anything, where that has to wait until this backward has ended.
         """

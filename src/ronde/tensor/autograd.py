@@ -89,8 +89,9 @@ def _layer_of_grad(
         given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
         if options.get("is_grads_batched") and crosses_ranks(given[0]):
             raise UsageError(
-                "several gradients at once (is_grads_batched=True, vectorize=True) are taken by vmap, in "
-                "which ranks cannot meet; take them one after another, or without vectorize [R376]"
+                "several gradients at once (is_grads_batched=True, vectorize=True) are computed by vmap, in "
+                "which collectives are not possible; compute them one after another, or without vectorize "
+                "[R376]"
             )
         if not whole:
             return plain(given[0], asked, given[1], **options)

@@ -67,14 +67,14 @@ class Context:
         clock: step clock that records, while armed, which part of the program runs.
         standing: execution state of the main thread.
         loss_is_scaled: whether the script scales its loss to the edge of what float16 holds.
-        gradients_watched: whether the script may look at gradients in the midst of a backward.
+        gradients_watched: whether the script may read gradients during a backward.
         compares: whether inputs of models and losses may differ between ranks, as the script has started
             threads or processes.
         compared: whether operations of the sharded call under way are compared with an observed call.
         together: function that, in an observed call, runs a collective on all ranks or on none of them.
         weight: factor W of a shard's local gradient over the true one; see `edges`.
         on_whole: callback for each function that is carried out on whole values, with its arguments.
-        on_copy: callback for a rule's copy in the place of a view.
+        on_copy: callback for a rule's copy in place of a view.
         copied_from: tensors of which a rule has made such copies.
         attempt: function that runs work which may raise on some ranks only, and makes all ranks raise an
             exception that the script would catch; see `SharedExceptions.attempt`.
@@ -152,7 +152,8 @@ class Context:
 
         That of the main thread, for itself and its backward; `SCRIPT` for other threads of the script.
         """
-        if torch.compiler.is_dynamo_compiling():  # Dynamo knows no threads, and guards by what it reads
+        # Dynamo does not support threads, and makes a guard of each value that it reads
+        if torch.compiler.is_dynamo_compiling():
             return self.standing.region
         return self.standing.region if self.is_in_step() else Region.SCRIPT
 

@@ -87,8 +87,8 @@ def _check_thread(context: Context) -> None:
         return
     raise UsageError(
         "more than one thread uses values that are spread over the ranks, such as a model's output, in an "
-        "order that may be another on each rank; use them in the script's main thread, and give threads what "
-        "comes of it, output.numpy() say [R374]"
+        "order that may differ between ranks; use them in the script's main thread, and give threads plain "
+        "values, such as output.numpy() [R374]"
     )
 
 

@@ -107,7 +107,7 @@ def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:
-    """Return leaves that tensors depend on, if somebody besides the graph references them.
+    """Return leaves behind tensors, if more than the graph references them.
 
     The graph is searched back to nodes from before `since`. A leaf that a model made for itself, to take a
     gradient inside, is referenced by Python no longer when the model returns.

@@ -85,8 +85,9 @@ def open_to_write(value: Shard) -> None:
     root = _root(value)
     if _leaves_graph(value) and root._rows is not None and root._rows.requires_grad:
         raise RondeError(
-            "the script writes into .data of what a model returned, past the graph: what backward needs lies "
-            "in rows on each rank; make a new tensor instead: out = out.masked_fill(mask, 0) [R373]"
+            "the script writes into .data of a model's output, which autograd does not see, but backward "
+            "needs the rows on each rank unchanged; make a new tensor instead: out = out.masked_fill(mask, "
+            "0) [R373]"
         )
     hold_whole(value)
 

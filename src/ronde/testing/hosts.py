@@ -106,15 +106,15 @@ class Host:
             place.run(f"tc qdisc replace dev {device} root tbf rate {rate} burst {burst} latency 100ms")
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more, without notice to anybody."""
+        """Pull the cable: packets are lost from now on, without an error."""
         self._switch.run(f"ip link set {self.port} down")
 
     def mute(self) -> None:
-        """Drop everything that it sends; it still receives."""
+        """Drop all packets that this host sends; it still receives."""
         self._place.run("tc qdisc replace dev eth0 root blackhole")
 
     def deafen(self) -> None:
-        """Drop everything that it would receive; it still sends."""
+        """Drop all packets to this host; it still sends."""
         self._switch.run(f"tc qdisc replace dev {self.port} root blackhole")
 
     def forget(self, other: Host) -> None:

@@ -152,7 +152,7 @@ class SilentHost:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether it is silent, though an agent sends every second."""
+        """Return whether the host is silent, though its agent sends every second."""
         return self.seconds >= _SILENT_S
 
 

@@ -137,7 +137,7 @@ class LockstepBoard:
         return False
 
     def lateness(self, number: int) -> float | None:
-        """Return by how many seconds this rank came after the last but one.
+        """Return by how many seconds this rank arrived after the latest other rank.
 
         None while a peer has yet to arrive.
         """
@@ -189,7 +189,7 @@ class LockstepBoard:
         _HEADER.pack_into(self._memory, self._header, self._number, now, BoardState.RUNNING)
 
     def ends(self) -> None:
-        """Record that this rank has ended and will not meet the others again."""
+        """Record that this rank has ended and will join no further collective."""
         self._stand(BoardState.ENDED, self._number)
 
     def standings(self) -> Sequence[BoardPosition]:

@@ -42,5 +42,5 @@ class Resident(Protocol):
     """Object that keeps state on this rank."""
 
     def tell(self, census: Census) -> None:
-        """Count current state. Not a collective: ranks may be asked one by one."""
+        """Count current state. Not a collective: one rank alone may call it."""
         ...

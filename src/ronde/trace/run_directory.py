@@ -220,7 +220,7 @@ def new_run_id() -> str:
 def default_root(environment: Mapping[str, str]) -> Path:
     """Return the folder of runs: `$XDG_STATE_HOME/ronde/runs`, by default under `~/.local/state`."""
     state = environment.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # the XDG rules say that a relative path is to be ignored
+    if os.path.isabs(state):  # the XDG rules say to ignore a relative path
         return Path(state) / "ronde" / "runs"
     return Path(environment.get("HOME") or os.path.expanduser("~")) / ".local" / "state" / "ronde" / "runs"
 

@@ -195,7 +195,7 @@ def _reading_memory(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dtype") in (torch.float64, torch.complex128):
             raise TypeError(
-                f"torch.{plain.__name__} reads memory as of one type, which is not double precision [R624]"
+                f"torch.{plain.__name__} reads memory as one fixed type other than double precision [R624]"
             )
         return plain(*args, **kwargs)
 

@@ -35,7 +35,10 @@ class Draws:
         return all(each.outcome is not None for each in self._drawn)
 
     def again(self, indices: torch.Tensor) -> TorchDispatchMode:
-        """Return a mode in which a forward on rows `indices` [n] repeats their draws.
+        """Return a mode in which a forward on some rows repeats their draws.
+
+        Args:
+            indices: numbers of the rows, [n].
 
         Raises:
             UnknownDraw: raised by an operation that was not recorded, or not with these rows.

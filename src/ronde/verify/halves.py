@@ -106,7 +106,7 @@ class InHalves:
     def _in_another_order(
         self, part: Callable[[torch.Tensor], list[Any]], whole: Any, rows: int, changed: list[Any]
     ) -> Any:
-        """Return `whole` computed in parts or another order of rows; None if neither works."""
+        """Return `whole`, computed in parts or another row order; None if both fail."""
         pieces = torch.arange(rows).tensor_split(2)
         noisy = None if changed else _join(whole, [part(each) for each in pieces], self._narrow)
         if noisy is None:

@@ -132,7 +132,7 @@ def _is_double(plain: FinishedRun) -> bool:
 
 def _why_not_double(plain: FinishedRun) -> str:
     if not plain.exit_code:
-        return "it keeps parameters of another type [R624]"
+        return "the script keeps parameters of another type than float64 [R624]"
     last = plain.stderr.strip().splitlines()[-1:] or [f"exit code {plain.exit_code}"]
     return f"it fails: {last[0][:300]}"
 

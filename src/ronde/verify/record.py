@@ -89,7 +89,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRecord:
-    """One batch that a loader handed out: a fingerprint of each tensor in it.
+    """One batch of a loader: a fingerprint of each tensor in it.
 
     `step`: optimizer steps that had been taken before.
     """

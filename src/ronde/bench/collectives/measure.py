@@ -80,7 +80,9 @@ def compare(
         BenchError: a contender fails, or its result is wrong.
     """
     if ranks < 2:
-        raise UsageError(f"--ranks {ranks} has nobody to exchange data with; give --ranks 2 or more [R850]")
+        raise UsageError(
+            f"--ranks {ranks} has no other rank to exchange data with; give --ranks 2 or more [R850]"
+        )
     machine = Machine.here()
     threads = max(1, machine.cores // ranks)
     # The interface that ronde's local ranks use too.
@@ -179,5 +181,5 @@ def _how_many(ranks: RankSet) -> int:
 
 
 def _seconds(ranks: RankSet, calls: int) -> float:
-    """Return the time of so many calls, on the rank that took longest."""
+    """Return the seconds that `calls` calls take on the slowest rank."""
     return max(ranks.ask("measure", calls))

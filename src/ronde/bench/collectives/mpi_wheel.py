@@ -34,7 +34,7 @@ class MpiWheel:
     library: Path
 
     def command(self, ranks: int) -> tuple[str, ...]:
-        """Return the words before a command that run it on so many ranks."""
+        """Return the words to write before a command to run it on `ranks` ranks."""
         return (str(self.launcher), *_FLAGS[self.name], "-n", str(ranks))
 
     @property

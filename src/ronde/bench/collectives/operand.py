@@ -75,8 +75,8 @@ class Operand:
                 place += int((found != row[: found.numel()]).nonzero()[0])
                 raise BenchError(
                     f"the result is wrong: element {begin + place} is {float(part[place])} where "
-                    f"{float(row[place % _PERIOD])} is right; please report it to whoever makes the "
-                    "library [R854]"
+                    f"{float(row[place % _PERIOD])} is right; please report it to the authors of the library "
+                    "[R854]"
                 )
 
     def _expected(self, root: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:

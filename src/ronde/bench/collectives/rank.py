@@ -40,7 +40,7 @@ class Serving:
         self._prepared = self._backend.prepare(operation, elements)
 
     def measure(self, calls: int) -> float:
-        """Return the seconds of so many calls in a row, and check one more.
+        """Return the seconds of `calls` calls in a row, and check one more call.
 
         The root of a broadcast changes with every call, so that no root can run ahead of its receivers.
 

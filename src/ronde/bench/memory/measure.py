@@ -174,7 +174,7 @@ def _memory(directory: RunDirectory, rank: int) -> Memory:
     summary = read_summary(directory.summary(rank))
     if summary is None or summary.memory is None:
         raise BenchError(
-            f"rank {rank} left no account of its memory in {directory.summary(rank).name} [R852]"
+            f"rank {rank} wrote no summary of its memory to {directory.summary(rank).name} [R852]"
         )
     return summary.memory
 

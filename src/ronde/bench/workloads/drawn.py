@@ -38,7 +38,7 @@ class TensorRows(DrawnBatches):
 
 
 class Text(DrawnBatches):
-    """Random words; a batch has windows, each with the one a word further."""
+    """Random words in windows; the target is the window one word later."""
 
     def __init__(self, vocabulary: int, window: int, words: int = 100_000):
         super().__init__(words - window)

@@ -23,9 +23,9 @@ class Stopwatch:
         speaks: whether this process prints.
         mean: makes of a process's loss that of the global batch; a collective on the ranks of a twin.
         elapsed: makes of a process's seconds those of the run, where ranks do not wait for each other.
-        log_every: print the loss once in so many steps, as training scripts do; None for never.
-        reads_loss: read the loss at every step, as scripts do that show or add up what they train: in a twin
-            a rank's own.
+        log_every: number of steps between printed losses, as in training scripts; None for never.
+        reads_loss: whether the loss is read at every step, as in scripts that print or sum it; in a twin each
+            rank reads its own.
         trajectory: keep the loss of every step.
     """
 

@@ -1,4 +1,4 @@
-"""The training loop of all scripts; an adapter stands for each library."""
+"""The training loop of all scripts; each library has an adapter."""
 
 from __future__ import annotations
 

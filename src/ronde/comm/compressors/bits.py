@@ -11,7 +11,7 @@ __all__ = ["pack", "packed_size", "unpack"]
 
 
 def packed_size(numel: int, bits: int) -> int:
-    """Return the bytes for so many elements of 1, 2 or 4 bits."""
+    """Return the bytes for `numel` elements of 1, 2 or 4 bits."""
     return -(-numel * bits // 8)
 
 

@@ -22,7 +22,7 @@ class Codec(Protocol):
     """
 
     def size(self, numel: int, dtype: torch.dtype) -> int:
-        """Return the bytes of a message for so many elements, a multiple of `ALIGNMENT`."""
+        """Return the bytes of a message for `numel` elements, a multiple of `ALIGNMENT`."""
         ...
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Codec(Protocol):
 
 
 def padded(nbytes: int) -> int:
-    """Return the least multiple of `ALIGNMENT` that holds so many bytes."""
+    """Round a number of bytes up to a multiple of `ALIGNMENT`."""
     return round_up(nbytes, ALIGNMENT)
 
 

@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["as_matrix", "first_factor", "multiply", "orthonormal", "pays"]
 
-# A sum of up to so many terms is faster term by term on the CPU: BLAS is made for more.
+# Up to this number of terms a sum is faster term by term on the CPU, as BLAS is optimized for more.
 _FEW = 8
 
 

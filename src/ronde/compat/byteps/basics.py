@@ -27,7 +27,7 @@ def init(lazy: bool = True) -> None:
 
 
 def shutdown() -> None:
-    """Stop the engine once all ranks have called it."""
+    """Stop the engine once all ranks have called `shutdown`."""
     basics.shutdown()
     _state.place = None
 
@@ -46,8 +46,8 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     """
     if num_workers not in (size(), size() // local_size()):
         raise NotImplementedError(
-            f"resume(num_workers={num_workers}): ranks are those that the job was started with, and there "
-            f"are {size()} [R726]"
+            f"resume(num_workers={num_workers}): the number of ranks cannot change; the job was started with "
+            f"{size()} [R726]"
         )
     basics.init()
 

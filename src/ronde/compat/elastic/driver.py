@@ -250,7 +250,7 @@ class _Driver:
                 self._take_end(each, code)
             elif not each.is_ready and now > each.until:
                 self._say(
-                    f"the ranks on {each.unit.host} have not called init() for {self._bounds.start:g} s, "
+                    f"the ranks on {each.unit.host} have not called init() within {self._bounds.start:g} s, "
                     "and are ended [R706]"
                 )
                 self._dismiss(each)
@@ -332,7 +332,7 @@ class _Driver:
         has_begun = bool(self._sealed.generation)
         if has_begun and self._bounds.resets is not None and self._resets >= self._bounds.resets:
             raise LaunchError(
-                f"ranks have met anew {self._bounds.resets} times, and --reset-limit allows no more; see "
+                f"ranks have been reset {self._bounds.resets} times, and --reset-limit allows no more; see "
                 "above why hosts were lost, or raise it [R706]"
             )
         self._world = World(
@@ -381,8 +381,8 @@ class _Driver:
             youngest = max(there, key=lambda each: each.unit.age)
             host = youngest.unit.host
             self._say(
-                f"ranks cannot meet those on {host}, and go on without them; see whether {host} reaches the "
-                "other hosts (TCP, any port) [R705]"
+                f"ranks cannot connect to those on {host}, and continue without them; see whether {host} "
+                "reaches the other hosts (TCP, any port) [R705]"
             )
             self._dismiss(youngest)
             self._hosts.fail(host)

@@ -89,7 +89,7 @@ class JobRendezvous:
                     raise LeftOut
             elif before and time.monotonic() > until:
                 raise LaunchError(
-                    f"no other ranks have come for {within:g} s; see what the launcher says, or raise "
+                    f"no other ranks have joined within {within:g} s; see what the launcher says, or raise "
                     "--elastic-timeout [R706]"
                 )
             time.sleep(_POLL_S)

@@ -46,7 +46,8 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
         if not isinstance(ranks_or_comm, Iterable):
             raise NotImplementedError(
-                f"ProcessSet({ranks_or_comm!r}): communicators are not taken; give the ranks as a list [R716]"
+                f"ProcessSet({ranks_or_comm!r}): communicators are not supported; give the ranks as a "
+                "list [R716]"
             )
         self.ranks: list[int] | None = sorted({int(each) for each in ranks_or_comm})
         self.process_set_id: int | None = None
@@ -146,7 +147,7 @@ def _come(place: JobPlace) -> JobPlace:
     try:
         found = _state.rendezvous.come(dataclasses.replace(place, generation=_state.generation), within)
     except LeftOut:
-        say("the job goes on without this rank, or has come to its end [R704]")
+        say("the job continues without this rank, or has ended [R704]")
         raise SystemExit(0) from None
     _state.generation = found.generation
     os.environ.update(found.variables())
@@ -156,8 +157,8 @@ def _come(place: JobPlace) -> JobPlace:
 def _begin(place: JobPlace, comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
     if comm is not None and not (isinstance(comm, Iterable) and sorted(comm) == list(range(place.size))):
         raise NotImplementedError(
-            "init(comm=...) of some ranks is not there; call init() on all, and exchange tensors of some by "
-            "process_set=hvd.ProcessSet([...]) [R716]"
+            "init(comm=...) with some of the ranks is not supported; call init() on all, and exchange "
+            "tensors of some by process_set=hvd.ProcessSet([...]) [R716]"
         )
     dynamic = process_sets == "dynamic" or os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in (
         "",
@@ -193,7 +194,7 @@ def _checked(process_set: ProcessSet, place: JobPlace) -> tuple[int, ...]:
 
 
 def shutdown() -> None:
-    """Stop the engine once all ranks have called it; `init` may follow."""
+    """Stop the engine once all ranks have called `shutdown`; `init` may follow."""
     current, _state.engine = _state.engine, None
     stop_timeline()
     if current is None:

@@ -33,7 +33,7 @@ def broadcast_parameters(
         named = list(params.items())
     elif isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
-            f"params are a state_dict() or named_parameters(), not {type(params).__name__} [R721]"
+            f"params must be a state_dict() or named_parameters(), not {type(params).__name__} [R721]"
         )
     else:
         named = [each if isinstance(each, tuple) else (None, each) for each in params]

@@ -36,7 +36,7 @@ def operation_of(average: bool | None, op: int | None) -> int:
         ValueError: both are given, or `op` is unknown.
     """
     if op is not None and average is not None:
-        raise ValueError("op and average say the same; give only op [R717]")
+        raise ValueError("op and average both select the operation; give only op [R717]")
     if op is None:
         return Sum if average is False else Average
     if op not in range(len(_OPERATIONS)):
@@ -169,7 +169,7 @@ def _into(target: torch.Tensor, output: torch.Tensor) -> Callable[[torch.Tensor]
 
 def _check_adasum(current: Engine, process_set: ProcessSet) -> None:
     if process_set.process_set_id != global_process_set.process_set_id:
-        raise NotImplementedError("op=Adasum is for all ranks; leave out process_set [R717]")
+        raise NotImplementedError("op=Adasum works on all ranks only; leave out process_set [R717]")
     ranks = current.place.size
     if ranks & (ranks - 1):
         raise NotImplementedError(
@@ -272,7 +272,7 @@ def alltoall_async(
         rows = [given.shape[0] // members] * members
     else:
         if isinstance(splits, torch.Tensor) and splits.dim() != 1:
-            raise ValueError(f"splits are [members], not of shape {list(splits.shape)} [R718]")
+            raise ValueError(f"splits must be [{members}], not of shape {list(splits.shape)} [R718]")
         rows = [int(each) for each in splits]
         if len(rows) != members or min(rows) < 0 or sum(rows) != given.shape[0]:
             raise ValueError(

@@ -224,7 +224,7 @@ class _Adding:
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         raise AssertionError(
-            "under op=Adasum updates are exchanged by step(): there is nothing to skip [R719]"
+            "under op=Adasum updates are exchanged by step(): so synchronize() cannot be skipped [R719]"
         )
         yield
 
@@ -276,7 +276,9 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor goes with op=Average only [R720]")
     if num_groups:
-        warnings.warn("groups=N does what num_groups does [R720]", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "groups=N and num_groups mean the same; give one of them [R720]", DeprecationWarning, stacklevel=2
+        )
         groups = groups or num_groups
     if groups is not None and not isinstance(groups, int) and not isinstance(groups, (list, tuple)):
         raise ValueError(f"groups={groups!r}: give a number, or lists of parameters [R720]")
@@ -287,7 +289,7 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     made._parameter_names = {parameter: name for name, parameter in named}
     if op == Adasum:
         if process_set is not global_process_set:
-            raise NotImplementedError("op=Adasum is for all ranks; leave out process_set [R717]")
+            raise NotImplementedError("op=Adasum works on all ranks only; leave out process_set [R717]")
         made._begin(compression)
         return made
     made._begin(

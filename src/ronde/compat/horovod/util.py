@@ -131,6 +131,6 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
     if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
         raise ValueError(
-            f"versions {ver!r} and {target!r}: give texts, the second as major.minor.patch [R725]"
+            f"versions {ver!r} and {target!r}: give strings, the second as major.minor.patch [R725]"
         )
     return TorchVersion(ver) >= TorchVersion(target)

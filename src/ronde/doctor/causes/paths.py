@@ -92,7 +92,7 @@ def _diverged(evidence: Evidence) -> _Places:
 
 
 def _is_told(evidence: Evidence) -> bool:
-    """Return whether the diverged ranks, which know their own host, are all ranks."""
+    """Return whether the failure report says so already, as on a single host."""
     failure = evidence.failure
     return failure is not None and failure.kind == "diverged" and len(evidence.hosts) == 1
 

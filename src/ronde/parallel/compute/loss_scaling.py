@@ -1,6 +1,6 @@
 """Loss scale under `precision=fp16`: without it float16 gradients would vanish.
 
-Only inside backward gradients are S times as large: accumulated gradients are divided by S before anybody
+Only inside backward gradients are S times as large: accumulated gradients are divided by S before the script
 sees them, so the script clips, reads and accumulates true gradients. If gradients of an optimizer are not all
 finite, its step is skipped, and S is halved; S is doubled after 2000 steps in a row without that. A script
 with a `GradScaler` of its own scales by that alone.
@@ -91,7 +91,7 @@ class LossScaling:
 
     @property
     def active(self) -> bool:
-        """True if a backward that begins now is to be scaled.
+        """True if a backward that begins now must be scaled.
 
         False inside of another backward, and where scripts scale by themselves.
         """
@@ -102,7 +102,7 @@ class LossScaling:
         """Surround a backward that reaches these leaves.
 
         Yields:
-            The factor by which its initial gradient is to be multiplied.
+            The factor to multiply its initial gradient by.
         """
         if not self.active:
             yield 1.0

@@ -29,7 +29,7 @@ def run_on(call: ShardedCall, values: Sequence[Any]) -> Any:
 
 
 def in_pieces(call: ShardedCall, pieces: int) -> Layout:
-    """Return the cut of this rank's rows into at most so many pieces.
+    """Return the cut of this rank's rows into at most `pieces` pieces.
 
     All ranks have the same number of pieces, however many rows each has: each look-up of spread rows is a
     collective.

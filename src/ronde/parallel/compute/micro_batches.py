@@ -59,15 +59,15 @@ class MicroBatches:
         if call.verdict.keeps and not call.verdict.joint:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: each of its calls "
-                "leaves something behind, which several pieces would do several times "
-                f"({call.verdict.keeps}) [R313]"
+                f"changes state ({call.verdict.keeps}), which several pieces would change several times "
+                "[R313]"
             )
             return False
         if (kernel := call.drawn_in_kernels) and call.stream is None:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: {kernel} draws "
-                "inside of its kernel, of which no rows can be taken; with rng=per-rank each piece draws "
-                "anew [R313]"
+                "random numbers inside of its kernel, where they cannot be cut into rows; with rng=per-rank "
+                "each piece draws its own [R313]"
             )
             return False
         # A single layer keeps only its argument, which a checkpoint would keep as well.

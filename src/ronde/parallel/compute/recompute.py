@@ -146,16 +146,16 @@ class Recompute:
             self._blocks.update(repeated_blocks(model))
 
     def _open(self, block: torch.nn.Module) -> None:
-        """Replace a block that runs in parts by its modules as blocks.
+        """Recompute the modules of a block one by one, if it runs in parts.
 
-        In backward it may take another path.
+        A block in parts could take another path through its code when it is recomputed in backward.
         """
         if block in self._blocks:
             self._blocks.discard(block)
             self._blocks.update(parts_of(block))
 
     def _is_new(self, model: torch.nn.Module) -> bool:
-        """Return whether it is called for the first time, or has other layers now."""
+        """Return whether the model is new, or its layers have changed."""
         count = sum(1 for _ in model.modules())
         known, self._searched[model] = self._searched.get(model), count
         return known != count
@@ -167,11 +167,11 @@ class Recompute:
         self._told.add(model)
         name = type(uncompiled(model)).__name__
         if is_compiled(model):
-            self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach [R314]")
+            self._note(f"{name} was given to torch.compile, where {self._asked} has no effect [R314]")
         elif not self._blocks:
             self._note(
-                f"{name} keeps all its activations: {self._asked} computes repeated blocks again, and it has "
-                f"none (modules of one class, made of others) [R314]"
+                f"{name} keeps all its activations: {self._asked} recomputes repeated blocks (composite "
+                "modules of one class), and the model has none [R314]"
             )
 
     def _may_run_again(self, block: torch.nn.Module, given: Any) -> bool:
@@ -194,8 +194,8 @@ class Recompute:
         used = used_up_by(block, self._replay.outside(block))
         if used:
             self._note(
-                f"{type(block).__name__} keeps all its activations: it uses {used}, which "
-                f"{self._asked} could not put back to compute it again [R314]"
+                f"{type(block).__name__} keeps all its activations: it uses {used}, which {self._asked} "
+                "cannot restore to recompute the block [R314]"
             )
             return False
         return True

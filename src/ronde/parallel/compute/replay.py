@@ -181,7 +181,7 @@ class _Moment:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore the state of the call inside, and the current state at the end."""
+        """Restore the state of the call inside the `with` block, the current state after."""
         if any(tensor._version != version for tensor, version in self._versions):
             raise UsageError(
                 f"parameters or tensors of {self._name} were changed in place between its forward and its "

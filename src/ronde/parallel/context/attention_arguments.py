@@ -98,7 +98,7 @@ class AttentionCalls(TorchFunctionMode):
         return made
 
     def _attends(self, rows: int, length: int) -> None:
-        """Record attention over so many tokens of each of `rows`, perhaps times heads."""
+        """Record attention over `length` tokens in each of `rows` rows (or rows times heads)."""
         self.seen = found = True
         for module, shapes in self._around:
             known = {site: axis for site, shape in shapes if (axis := _axis(shape, rows, length)) is not None}

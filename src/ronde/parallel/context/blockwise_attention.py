@@ -90,7 +90,7 @@ def seen(queries: Pieces, keys: Pieces, *, causal: bool) -> list[VisibleKeys]:
 
 
 def _before(pieces: Pieces, position: int) -> int:
-    """Return the number of positions before this one."""
+    """Return how many positions of `pieces` are less than `position`."""
     return sum(min(max(position - start, 0), stop - start) for start, stop in pieces)
 
 

@@ -88,15 +88,18 @@ class Sequences:
             inside, length = tokens.lost
             raise UsageError(
                 f"{self._item} cuts sequences over ranks, and {name} attends to {length} entries inside of "
-                f"{inside}, which no module is given as [rows, entries, ...]; take a plan without context, "
-                f"such as tensor={self.context.world_size} [R250]"
+                f"{inside}, which are not an argument [rows, entries, ...] of any module; take a plan "
+                f"without context, such as tensor={self.context.world_size} [R250]"
             )
         with self._cutting(call.context, tokens), self._refusing(name):
             return run_on(call, values)
 
     @contextmanager
     def _cutting(self, script: Context, tokens: AttendedTokens) -> Iterator[None]:
-        """Cut arguments of modules inside, and in recomputation of it in backward."""
+        """Cut arguments of the model's modules inside the `with` block.
+
+        A recomputation in backward cuts them, too.
+        """
         standing = script.standing
 
         @contextmanager
@@ -116,7 +119,7 @@ class Sequences:
             yield
 
     def over(self, rows: torch.Tensor, layout: Layout) -> GlobalTensor:
-        """Return the global tensor with these rows on this rank."""
+        """Return the global tensor of which this rank has `rows`."""
         return wrap(self.context, rows, layout, self._rules)
 
     def stand_in(self, tensor: torch.Tensor, leaf: torch.Tensor) -> None:
@@ -179,7 +182,7 @@ class Sequences:
 
     @contextmanager
     def _refusing(self, model: str) -> Iterator[None]:
-        """Refuse gathers of cut values inside, except by attention."""
+        """Refuse gathers of cut values inside the `with` block, except by attention."""
 
         def refuse(func: Any, values: Any) -> None:
             found = instances(GlobalTensor, values)
@@ -189,8 +192,8 @@ class Sequences:
                 name = getattr(func, "__name__", str(func))
                 raise UsageError(
                     f"{self._item} cuts sequences of {known._layout.rows} entries over ranks, and {model} "
-                    f"works along them by {name}, where only attention may; have it attend by "
-                    f"scaled_dot_product_attention, or take a plan without context, such as "
+                    f"works along them by {name}, which only attention may do; have it attend by "
+                    "scaled_dot_product_attention, or take a plan without context, such as "
                     f"tensor={self.context.world_size} [R250]"
                 )
 

@@ -52,7 +52,9 @@ class Outputs:
             self._kinds = _kind_of_rows(given), _kind_of_rows(made)
 
     def of(self, given: torch.Tensor) -> torch.Tensor:
-        """Return zero rows as the output for given ones. Sequences may be of another length by now."""
+        """Return rows of zeros in the form of the output for the input `given`.
+
+        Sequences may have another length than in the calls before."""
         assert self._kinds is not None
         known, (shape, dtype, device) = self._kinds
         if shape[:-1] == known[0][:-1]:
@@ -61,12 +63,12 @@ class Outputs:
         return self.made(len(given))
 
     def given(self, rows: int) -> torch.Tensor:
-        """Return so many zero rows as input for experts."""
+        """Return `rows` rows of zeros, in the form of the experts' input."""
         assert self._kinds is not None
         return _rows(self._kinds[0], rows)
 
     def made(self, rows: int) -> torch.Tensor:
-        """Return so many zero rows as output of experts."""
+        """Return `rows` rows of zeros, in the form of the experts' output."""
         assert self._kinds is not None
         return _rows(self._kinds[1], rows)
 
@@ -98,11 +100,11 @@ def call_fused(
     """
     values = [*args, *kwargs.values()]
     if len(values) != 3 or not all(isinstance(each, torch.Tensor) for each in values):
-        raise Cannot("it is not given tokens, choices and weights [R256]")
+        raise Cannot("its arguments are not tokens, choices and weights [R256]")
     tokens, choices, weights = values
     shapes_fit = tokens.dim() == 2 and choices.dim() == 2 and choices.shape == weights.shape
     if not shapes_fit or len(tokens) != len(choices) or choices.is_floating_point():
-        raise Cannot("it is not given tokens, choices and weights [R256]")
+        raise Cannot("its arguments are not tokens, choices and weights [R256]")
     chosen = choices.reshape(-1)
     order = chosen.argsort(stable=True)
     of_token = order // choices.shape[1]
@@ -172,9 +174,9 @@ def call_listed(
         place = next(count, -1)
         if place < 0 or rehearsed[place][0] != number or rehearsed[place][1].shape != given.shape:
             raise UsageError(
-                f"{type(mixture.module).__name__} gives its experts other tokens when these answer: under "
-                f"expert={comm.world_size} what an expert is given cannot depend on another's answer; take a "
-                f"plan without expert [R259]"
+                f"{type(mixture.module).__name__} gives experts tokens that depend on other experts' "
+                f"outputs, which is not possible under expert={comm.world_size}; take a plan without expert "
+                "[R259]"
             )
         return answers[place]
 
@@ -260,7 +262,7 @@ def _answering(mixture: Mixture, answer: Callable[[int, Any], Any]) -> Iterator[
     def caller(number: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not args[0].dim():
-                raise Cannot("its experts are given more than tokens [R256]")
+                raise Cannot("its experts get other arguments than tokens [R256]")
             return answer(number, args[0])
 
         return forward

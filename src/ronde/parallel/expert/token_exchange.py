@@ -41,7 +41,7 @@ class _AllToAll(_Function):
 
 
 class _Announced(_Function):
-    """Identity; its backward is announced on all ranks before it goes on."""
+    """Identity; its backward is announced on all ranks before it continues."""
 
     @staticmethod
     def forward(
@@ -103,7 +103,7 @@ def linked(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 
 
 def announced(tensor: torch.Tensor, link: torch.Tensor, announce: Callable[[], object]) -> torch.Tensor:
-    """Return the tensor; backward calls `announce` before it goes on to both arguments."""
+    """Return the tensor; backward calls `announce`, then continues to both arguments."""
     return _Announced.apply(tensor, link, announce) if torch.is_grad_enabled() else tensor
 
 
@@ -113,7 +113,7 @@ class TokenExchange:
     Args:
         counts: number of this rank's tokens for each expert; experts lie on ranks in their order, equally
             many on each.
-        problem: reason why this rank cannot go on, or "".
+        problem: reason why this rank cannot continue, or "".
         everybody: the ranks that succeed or fail together; `comm` by default.
 
     Attributes:
@@ -147,7 +147,7 @@ class TokenExchange:
         self._come = [sum(row) for row in self.here]
 
     def there(self, rows: torch.Tensor) -> torch.Tensor:
-        """Send rows, in the order of their experts, to the ranks of these.
+        """Send rows, sorted by expert, to the ranks that hold the experts.
 
         Returns the rows of all ranks for this rank's experts.
         """

@@ -66,7 +66,7 @@ class TokenShares:
         return TokenShare(own, context, layout)
 
     def plain(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the whole of a value that may be cut over these ranks."""
+        """Return the whole value, gathered if it is cut over the ranks of `context`."""
         return value if self.context is None else materialize(value)
 
 

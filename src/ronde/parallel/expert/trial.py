@@ -83,7 +83,7 @@ class MixtureInputs:
             if not isinstance(value, torch.Tensor):
                 return value
             if not self.is_of_rows(value, sum(self.sizes)):
-                raise Cannot("what it returns is not of tokens [R256]")
+                raise Cannot("its output is not one row per token [R256]")
             return value.narrow(self.axis, before, self.size)
 
         return map_leaves(rows, output)
@@ -106,7 +106,7 @@ class MixtureInputs:
         return self._changed(equal)
 
     def is_of_rows(self, value: torch.Tensor, size: int) -> bool:
-        """Return whether a value has so many entries along the axis."""
+        """Return whether a value has `size` entries along the axis."""
         return value.dim() > self.axis and value.shape[self.axis] == size
 
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:

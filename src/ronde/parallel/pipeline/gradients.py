@@ -27,9 +27,9 @@ def refuse_lone_gradients(patches: Patches, in_stage: Callable[[torch.Tensor], b
     def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Any) -> Any:
         if in_stage(tensor):
             raise UsageError(
-                f"a hook was registered on the gradient of a parameter of shape {list(tensor.shape)}, "
-                f"which under {item} one rank alone computes; step the optimizer after backward, or "
-                f"take a plan without pipeline [R242]"
+                f"a hook was registered on the gradient of a parameter of shape {list(tensor.shape)}, which "
+                f"only one rank computes under {item}; step the optimizer after backward, or take a plan "
+                "without pipeline [R242]"
             )
         return plain_hook(tensor, hook)
 
@@ -38,9 +38,8 @@ def refuse_lone_gradients(patches: Patches, in_stage: Callable[[torch.Tensor], b
         for each in given if isinstance(given, (list, tuple)) else ():
             if isinstance(each, torch.Tensor) and in_stage(each):
                 raise UsageError(
-                    f"gradients of single parameters were asked for (shape {list(each.shape)}), which "
-                    f"under {item} one rank alone computes; use loss.backward(), or a plan without "
-                    "pipeline [R243]"
+                    f"gradients of single parameters were asked for (shape {list(each.shape)}), which only "
+                    f"one rank computes under {item}; use loss.backward(), or a plan without pipeline [R243]"
                 )
 
     def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -157,7 +157,7 @@ class _Shape:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Record:
-    """A call that ran in parts.
+    """Record of a call that ran in parts.
 
     Attributes:
         returned: modules in the order of their returns, with their outputs; the last layer last.
@@ -236,7 +236,7 @@ class _Split:
             result = self._record.model.forward(*args, **kwargs)
         if any(isinstance(leaf, FakeTensor) for leaf in leaves(result)):
             raise ValueError(
-                "the model returns what it makes of another layer's output than the last one's [R223]"
+                "the model's output depends on another layer's output than the last one's [R223]"
             )
         return result
 
@@ -303,7 +303,7 @@ class _Spent(torch.autograd.Function):
     def backward(ctx: Any, *given: Any) -> NoReturn:
         raise UsageError(
             "the script's loss uses another output of the model beside the loss that the model returns, and "
-            "this schedule has gone back by that one alone; take schedule=gpipe [R237]"
+            "this schedule has run backward from that loss only; use schedule=gpipe [R237]"
         )
 
 

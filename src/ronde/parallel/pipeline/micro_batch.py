@@ -122,7 +122,7 @@ class PieceOfCall:
         """Return the model's output, with some tensors on this rank and others absent.
 
         Raises:
-            TurnEnds: a later turn goes on.
+            TurnEnds: a later turn runs the rest.
         """
         if self._learns:
             self._route.steps.clear()
@@ -147,7 +147,7 @@ class PieceOfCall:
             del self._absence
 
     def carry_out_turn(self, call: ShardedCall, given: Sequence[Any]) -> Any:
-        """Call `carry_out`, but return None where a later turn goes on."""
+        """Call `carry_out`; return None where a later turn runs the rest."""
         try:
             return self.carry_out(call, given)
         except TurnEnds:
@@ -320,9 +320,9 @@ class PieceOfCall:
 
     def _another_way(self, name: str) -> UsageError:
         return UsageError(
-            f"under {self._asked} a model goes another way than in its first call of the same "
-            f"form, at {name}: ranks would wait for one another; keep what decides that in an attribute of "
-            f"its own, as a number or a flag [R238]"
+            f"under {self._asked} a model takes another path than in its first call of the same form, at "
+            f"{name}: ranks would wait for one another; keep the condition in an attribute of the module, as "
+            "a number or flag [R238]"
         )
 
     def _moved(self, move: Move, value: Any) -> Any:
@@ -377,7 +377,7 @@ class PieceOfCall:
         return self._over(leaf.room(self._device).zero_(), leaf) if isinstance(leaf, AbsentTensor) else leaf
 
     def _over(self, rows: torch.Tensor, shape: AbsentTensor) -> torch.Tensor:
-        """Return the global tensor with these rows on this rank."""
+        """Return the global tensor of which this rank has `rows`."""
         if shape.cut is None or self._sequences is None:
             return rows
         return self._sequences.over(rows, shape.cut)
@@ -399,8 +399,8 @@ def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
             if each is parameter:
                 return f"{unit.name}|{name}"
     raise UsageError(
-        f"{user.name} uses a parameter of a model that it is not a part of, of which another rank of the "
-        f"pipeline has the elements; make it a part of the module that uses it [R240]"
+        f"{user.name} uses a parameter of a model that does not belong to it and is on another rank of the "
+        "pipeline; register it in the module that uses it [R240]"
     )
 
 
@@ -410,7 +410,7 @@ def _refuse_checkpoint(unit: StageUnit, asked: str) -> None:
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             raise UsageError(
                 f"the model calls {unit.name} in a checkpoint (torch.utils.checkpoint), which computes it "
-                f"again in backward, and {asked} does not go with that in this version; switch its "
-                f"checkpoints off [R235]"
+                f"again in backward, which this version does not support under {asked}; switch its "
+                "checkpoints off [R235]"
             )
         frame = frame.f_back

@@ -168,9 +168,8 @@ class Pipeline:
             )
         if call.verdict.keeps:
             raise UsageError(
-                f"{self._asked} cannot cut {name}: each of its calls leaves something behind "
-                f"({call.verdict.keeps}), which the rank of its stage alone would know; take a plan without "
-                f"pipeline [R232]"
+                f"{self._asked} cannot cut {name}: each of its calls changes state ({call.verdict.keeps}), "
+                "which only the rank of its stage would have; take a plan without pipeline [R232]"
             )
 
     def _run(self, call: ShardedCall, losses: PieceLosses | None, look_ups: LookUps) -> Any:
@@ -179,8 +178,9 @@ class Pipeline:
         whole = in_pieces(call, self._pieces)
         if (kernel := call.drawn_in_kernels) and call.stream is None and whole.world_size > 1:
             call.calls.notes.say(
-                f"{type(call.module).__name__} runs in one micro-batch: {kernel} draws inside of its kernel, "
-                f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew [R234]"
+                f"{type(call.module).__name__} runs in one micro-batch: {kernel} draws random numbers inside "
+                "of its kernel, where they cannot be cut into rows; with rng=per-rank each micro-batch "
+                "draws its own [R234]"
             )
             whole = in_pieces(call, 1)
         if losses is not None:

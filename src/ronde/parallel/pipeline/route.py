@@ -94,7 +94,7 @@ class Same:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """Message that a unit's rank cannot run it.
+    """Message from a rank that cannot run its unit.
 
     Attributes:
         error: a pickled exception.
@@ -152,7 +152,9 @@ class Route:
         return len(ends) == 1 and all(move.source < move.to for each in moves for move in each)
 
     def goes_through(self, stages: Stages, ranks: int) -> bool:
-        """Return whether it passes the chunks of all ranks in order. It can end after each then."""
+        """Return whether the route passes the chunks of all ranks in order.
+
+        Such a route can be interrupted after each chunk."""
         places = {unit.name: unit.chunk * ranks + unit.stage for unit in stages.units}
         order = [places[step.unit] for step in self.steps]
         ends = {source for source in self.sources if source >= 0}
@@ -180,8 +182,8 @@ def moves_to(
     if len({name for name, _ in told}) > 1:
         names = " and ".join(sorted({name for name, _ in told}))
         raise UsageError(
-            f"ranks of a pipeline came to different modules, {names}: the model's own code goes another way "
-            f"on different ranks; have it decide by its arguments, not by values of a stage [R238]"
+            f"ranks of a pipeline came to different modules, {names}: the model's code takes different paths "
+            "on different ranks; let it branch on its arguments, not on values of a stage [R238]"
         )
     rerouted = False
     moves: list[Move] = []
@@ -233,7 +235,7 @@ def _reroute(comm: Comm, route: Route, absence: Absence, value: Any, to: int) ->
     made = absence.made(value)
     if made is None:
         raise UsageError(
-            "a model computes, in code of its own between its stages, a tensor of what two stages have made, "
+            "a model computes, in code of its own between its stages, a tensor from outputs of two stages, "
             "and changes it in place: no rank of the pipeline has it; put that code into a module [R239]"
         )
     told = comm.all_gather_object([_told(leaf) for leaf in made.given])

@@ -139,7 +139,8 @@ class StepByTurns:
     def _give_up(self, why: str) -> None:
         self._weighing, self.took_effect = None, True
         self._note(
-            f"steps run schedule=gpipe: the loss does not come apart for {self._asked}, as {why} [R223]"
+            f"steps run schedule=gpipe: {self._asked} needs a loss that is a sum over micro-batches, but "
+            f"{why} [R223]"
         )
 
 

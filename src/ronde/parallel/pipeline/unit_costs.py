@@ -38,7 +38,10 @@ Counts = dict[nn.Module, float]
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[Counts]:
-    """Count operations of a model's modules inside; counts are complete at the end."""
+    """Count operations of a model's modules inside the `with` block.
+
+    Counts are complete at its end.
+    """
     counter = _Counter()
     parts = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
     counts = dict.fromkeys(parts, 0.0)
@@ -65,7 +68,7 @@ class UnitCosts:
 
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[None]:
-        """Count the operations of its modules inside."""
+        """Count the operations of a model's modules inside the `with` block."""
         with counting(model) as counts:
             yield
         self._counted[model] = counts

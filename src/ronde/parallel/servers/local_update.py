@@ -380,7 +380,7 @@ def _refuse_others(optimizer: Any, *_: Any) -> None:
         return
     known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
     raise UsageError(
-        f"servers that step by themselves know {known} of torch.optim, with plain numbers for "
-        f"hyper-parameters, and {type(optimizer).__name__} is another; use --plan geo,every=K, where ranks "
-        "step, or ps [R424]"
+        f"servers that step by themselves support {known} of torch.optim with plain numbers as "
+        f"hyper-parameters, not this {type(optimizer).__name__}; use --plan geo,every=K, where ranks step, "
+        "or ps [R424]"
     )

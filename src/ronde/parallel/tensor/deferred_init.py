@@ -2,7 +2,7 @@
 
 Inside `ronde.deferred()`, layers are cut as they become part of a larger module, and the remaining ones at
 its end; the final owners may be decided later. A model on the device `meta` has no elements yet. It is cut as
-`to_empty` allocates them, whoever calls that: nothing is lost, since the contents are undefined then.
+`to_empty` allocates them, by any caller: nothing is lost, since the contents are undefined at that time.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Building:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Cut the models that are built inside the `with` block."""
-        # Modules without a parent, in the order in which they got children. They are held: garbage on one
-        # rank may be alive on another.
+        # Modules without a parent, in the order in which they got children. They are kept alive, because
+        # garbage on one rank may be alive on another.
         roots: dict[int, Module] = {}
 
         def registered(parent: Module, _name: str, child: Module | None) -> None:

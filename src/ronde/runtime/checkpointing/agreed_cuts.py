@@ -24,7 +24,7 @@ class AgreedCuts:
         end: callback that ends the run, if a rank has finished its script, once all know it.
 
     Attributes:
-        agreed: whether this rank is to be saved where its next step begins.
+        agreed: whether this rank will be saved where its next step begins.
     """
 
     def __init__(

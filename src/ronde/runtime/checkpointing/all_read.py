@@ -1,4 +1,4 @@
-"""Check that all ranks go on from one checkpoint."""
+"""Check that all ranks resume from one checkpoint."""
 
 from __future__ import annotations
 

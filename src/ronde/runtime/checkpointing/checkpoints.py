@@ -140,7 +140,7 @@ class Checkpoints:
             self._saver.resume(self._replayer.state["files"])
 
     def _is_of_each(self, manifest: CheckpointManifest, state: State) -> bool:
-        """Return whether each rank goes on with its own state."""
+        """Return whether each rank continues from its own state."""
         config = self._config
         return "ranks" in state and (manifest.plan, manifest.ranks) == (
             config.run.plan,
@@ -160,11 +160,13 @@ class Checkpoints:
         elif ranks is not None:
             config, many = self._config, self._config.place.world_size
             self._output.tell(
-                f"{manifest.ranks} ranks of {manifest.plan} had steps of their own; {many} of "
-                f"{config.run.plan} go on where rank 0 was, with what servers had [R506]"
+                f"{manifest.ranks} ranks of {manifest.plan} had different numbers of steps; {many} of "
+                f"{config.run.plan} continue from rank 0's step, with the state of servers [R506]"
                 if Plan.parse(manifest.plan).is_local
-                else f"{manifest.ranks} ranks of {manifest.plan} had a model each; {many} of "
-                f"{config.run.plan} go on with the mean [R506]"
+                else (
+                    f"{manifest.ranks} ranks of {manifest.plan} had a model each; {many} of "
+                    f"{config.run.plan} continue with the mean [R506]"
+                )
             )
         return Replayer(self._journal, self._scope, self._leaves, manifest, state)
 
@@ -175,13 +177,13 @@ class Checkpoints:
         config, ranks = self._config, self._config.place.world_size
         if self._own is None:
             self._output.tell(
-                f"what ranks held back of gradients under {manifest.plan} is dropped: {config.run.plan} "
-                "holds nothing back [R283]"
+                f"the residuals of the compressor under {manifest.plan} are dropped: {config.run.plan} has "
+                "no residuals [R283]"
             )
         elif not has_place(manifest.plan, manifest.ranks, config.run.plan, ranks):
             raise UsageError(
-                f"the checkpoint in {config.run.checkpoint} has what each of {manifest.ranks} ranks held "
-                f"back under {manifest.plan}, and {ranks} ranks of {config.run.plan} have other parts of "
+                f"the checkpoint in {config.run.checkpoint} has compressor residuals of {manifest.ranks} "
+                f"ranks under {manifest.plan}, and {ranks} ranks of {config.run.plan} have other parts of "
                 "the model; go on with the same plan and as many ranks, or without a compressor [R284]"
             )
 
@@ -318,7 +320,7 @@ class Checkpoints:
         """
         self._runs_script = False
         if self._replayer is not None:
-            raise self._mismatch("it has ended before it came there [R514]")
+            raise self._mismatch("it has ended before the place of the checkpoint [R514]")
         said = self._saver.finish()
         if said:
             self._say(said)
@@ -334,7 +336,7 @@ class Checkpoints:
             self._output.tell(
                 "ended by SIGTERM before its first step, so nothing was saved [R507]"
                 if self._replayer is None
-                else "ended by SIGTERM on its way back to the checkpoint, which stays as it is [R507]"
+                else "ended by SIGTERM while it was resumed; the checkpoint is unchanged [R507]"
             )
             os.kill(os.getpid(), signal.SIGTERM)
         self._saver.end_soon()
@@ -420,9 +422,8 @@ class Checkpoints:
     def _mismatch(self, how: str) -> RondeError:
         self._output.speak_again()
         return RondeError(
-            f"the script cannot be brought back to the checkpoint in "
-            f"{self._config.run.checkpoint}: {how}. It "
-            f"must be the same script, and take the same course; see docs/guides/checkpoints.md [R514]"
+            f"the script cannot be brought back to the checkpoint in {self._config.run.checkpoint}: {how}. "
+            "The script must be the same, and take the same path; see docs/guides/checkpoints.md [R514]"
         )
 
     def _tell_changes(self, manifest: CheckpointManifest, digest: str) -> None:

@@ -118,7 +118,7 @@ class Counter(TorchDispatchMode):
     def pack(self, tensor: Tensor) -> Tensor:
         """Count a tensor that autograd keeps, each storage once.
 
-        The storage is held, so that its address is not reused.
+        The storage is kept alive, so that its address is not reused.
         """
         if self.counting and tensor.layout is torch.strided and not isinstance(tensor, nn.Parameter):
             key = _key(tensor)

@@ -65,9 +65,7 @@ class ReadOnly:
                 self._predict_later(message, reply, begin)
             case _:
                 name = message.operation.name.lower()
-                raise WireError(
-                    "read-only", f"{name}: a replica is read only, and knows look_up and predict [R748]"
-                )
+                raise WireError("read-only", f"{name}: a replica is read-only; use look_up or predict [R748]")
 
     def tick(self) -> None:
         """Send finished predictions."""
@@ -109,9 +107,9 @@ class ReadOnly:
     def _look_up(self, message: Message) -> tuple[dict[str, Any], list[Array]]:
         table = message.meta.get("table")
         if not isinstance(table, str):
-            raise WireError("request", "the table is a text [R748]")
+            raise WireError("request", "the name of the table must be a text [R748]")
         if len(message.arrays) != 1 or message.arrays[0].dtype != np.int64 or message.arrays[0].ndim != 1:
-            raise WireError("request", "ids are one array of int64 [n] [R748]")
+            raise WireError("request", "ids must be one array of int64 [n] [R748]")
         (ids,) = message.arrays
         if len(ids) > MOST_IDS:
             raise WireError(
@@ -127,7 +125,7 @@ class ReadOnly:
         try:
             told = take_apart(outputs, _array_of, arrays)
         except TypeError as error:
-            raise Unfit(f"the model returns what has no form here: {error} [R748]") from None
+            raise Unfit(f"the model's output cannot be sent: {error} [R748]") from None
         return {"version": snapshot.version, "outputs": told}, arrays
 
     def _status(self) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def _inputs(message: Message) -> Mapping[str, torch.Tensor] | list[torch.Tensor]
         case [*names] if _all_once(names) and len(names) == len(tensors):
             return dict(zip(names, tensors, strict=True))
         case _:
-            raise WireError("request", "inputs are named once each, or not at all [R748]")
+            raise WireError("request", "name each input once, or none of them [R748]")
 
 
 def _all_once(names: list[Any]) -> bool:

@@ -94,9 +94,7 @@ class ReplicaClient:
             ReplicaGone: the replica did not answer within the timeout.
         """
         if not isinstance(table, str):
-            raise UsageError(
-                f"the table is to be its name, not a {type(table).__name__}; see status() [R748]"
-            )
+            raise UsageError(f"give the name of the table, not a {type(table).__name__}; see status() [R748]")
         flat, shape = _ids(ids)
         answer = self._ask(Opcode.LOOK_UP, {"table": table}, [flat])
         (rows,) = answer.arrays
@@ -120,8 +118,8 @@ class ReplicaClient:
         """
         if not isinstance(inputs, (Mapping, list, tuple)):
             raise UsageError(
-                f"inputs is a {type(inputs).__name__}; it is to be a dict of arrays by name, or a list of "
-                "all in order [R748]"
+                f"inputs is a {type(inputs).__name__}; give a dict of arrays by name, or a list of all in "
+                "order [R748]"
             )
         names = list(inputs) if isinstance(inputs, Mapping) else None
         given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
@@ -192,7 +190,7 @@ class ReplicaClient:
 def _check_endpoint(endpoint: str) -> None:
     if not isinstance(endpoint, str) or not endpoint.startswith(("tcp://", "ipc://")):
         raise UsageError(
-            f"a replica is asked at tcp://ADDRESS:PORT or ipc://NAME, as ronde serve --binary says, not at "
+            "give the address that ronde serve --binary printed (tcp://ADDRESS:PORT or ipc://NAME), not "
             f"{endpoint} [R746]"
         )
 
@@ -203,11 +201,9 @@ def _ids(given: Any) -> tuple[Array, tuple[int, ...]]:
     if not ids.size:
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "iu":
-        raise UsageError(
-            f"ids are to be whole numbers, and are {ids.dtype.name}; try ids.astype('int64') [R748]"
-        )
+        raise UsageError(f"ids must be whole numbers, not {ids.dtype.name}; try ids.astype('int64') [R748]")
     if ids.dtype == np.uint64 and ids.max(initial=0) > np.iinfo(np.int64).max:
-        raise UsageError("ids go from -2**63 to 2**63 - 1; hash what is larger [R748]")
+        raise UsageError("ids must be from -2**63 to 2**63 - 1; hash larger ones [R748]")
     if ids.size > MOST_IDS:
         raise UsageError(f"{ids.size} ids were given; {MOST_IDS} are possible at a time [R748]")
     return np.ascontiguousarray(ids, np.int64).reshape(-1), ids.shape

@@ -63,7 +63,7 @@ class TableEntry:
         law = dict(self.initial)
         kind = _LAWS.get(law.pop("law", ""))
         if kind is None or self.stored not in ("float32", "float64", "int8") or self.dim < 1:
-            raise DamagedFile(f"a manifest names a table of {self}, which no ronde has written [R741]")
+            raise DamagedFile(f"a manifest names a table of {self}, which ronde does not write [R741]")
         return FrozenLayout(dim=self.dim, stored=self.stored, initial=kind(**law), seed=self.seed)
 
 

@@ -187,7 +187,7 @@ def export(model: nn.Module, example: Example) -> bytes:
     """
     unknown = next((leaf for leaf in example.leaves if isinstance(leaf, _Unknown)), None)
     if unknown is not None:
-        raise NoProgram(f"it is called with a {unknown.name}, of which torch.export knows no parts [R734]")
+        raise NoProgram(f"it is called with a {unknown.name}, which torch.export cannot take apart [R734]")
     held = ContainerSnapshot.by(model)
     generators = States.of_hosts(held.generators), States.of_torch(())
     args, kwargs, axes = example.arguments()

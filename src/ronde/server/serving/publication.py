@@ -174,7 +174,14 @@ class Publication:
         until = monotonic() + _PATIENCE
         while not path.exists():
             if monotonic() > until:
-                raise OSError(0, f"no part of another rank in {_PATIENCE:.0f} seconds [R733]", str(path))
+                raise OSError(
+                    0,
+                    (
+                        f"another rank has not written its part of the version for {_PATIENCE:.0f} seconds "
+                        "[R733]"
+                    ),
+                    str(path),
+                )
             sleep(_LOOK_EVERY)
         told = json.loads(path.read_bytes())
         path.unlink()

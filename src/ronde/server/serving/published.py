@@ -58,7 +58,7 @@ class Published:
             if near is None and (first.whole or not first.tables):
                 return chain
             if first.follows is None:
-                raise DamagedFile(f"version {version} rests on rows of a version that is gone [R741]")
+                raise DamagedFile(f"version {version} needs rows of a version that was removed [R741]")
             if first.follows == near:
                 return chain
             chain.insert(0, VersionManifest.read(path_of(self._folder, first.follows)))

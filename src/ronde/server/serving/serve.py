@@ -73,7 +73,7 @@ def serve(
     answering = None if binary is None else _binary(*binary, say)
     source = source_of(path)
     if not source.versions():
-        say(f"waits for the first version in {path}; a run makes them with --publish [R738]")
+        say(f"waiting for the first version in {path}; a run makes them with --publish [R738]")
     while not source.versions():
         sleep(_LOOK_EVERY)
     replica = Replica(source, version, say)
@@ -84,8 +84,8 @@ def serve(
     say(f"serves version {replica.snapshot.version} at http://{name}:{port} [R738]")
     if not ipaddress.ip_address(host).is_loopback:
         say(
-            "whoever reaches this address may look up, predict and roll back: nobody is asked who they "
-            "are [R739]"
+            "there is no authentication: every program that reaches this address may look up, predict and "
+            "roll back [R739]"
         )
     # Objects made so far live on: exclude them from garbage collection.
     gc.collect()
@@ -95,7 +95,7 @@ def serve(
     config = uvicorn.Config(made, log_level="warning", access_log=False, lifespan="off")
     if answering is not None:
         answering.start(replica, metrics)
-        say(f"answers the binary protocol at {answering.endpoint}, to whoever has the token [R738]")
+        say(f"answers the binary protocol at {answering.endpoint}, to programs with the token [R738]")
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

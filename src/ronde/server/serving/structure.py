@@ -41,7 +41,7 @@ def take_apart(value: Any, array_of: Callable[[Any], Array | None], arrays: list
     if array is not None:
         sent = travels_as(array)
         if sent is None:
-            raise TypeError(f"{array.dtype.name} does not travel [R748]")
+            raise TypeError(f"the dtype {array.dtype.name} cannot be sent [R748]")
         arrays.append(sent)
         told: dict[str, Any] = {"array": len(arrays) - 1}
         return told if sent.dtype == array.dtype else {**told, "dtype": array.dtype.name}

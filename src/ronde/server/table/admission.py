@@ -26,7 +26,7 @@ class Filter(Protocol):
     """An admission filter with its state about ids without a row."""
 
     def admits(self, new: Unique, step: int) -> np.ndarray[Any, Any]:
-        """Decide which of the ids get a row now.
+        """Return whether each id gets a row now; bool [n].
 
         Args:
             new: ids that have a gradient now and no row.
@@ -115,7 +115,7 @@ Admission = AdmitAfter | AdmitWithProbability | AdmitByBloomFilter
 
 def _at_least_one(name: str, key: str, value: int) -> None:
     if value < 1:
-        raise UsageError(f"{name}({key}={value}): {key} is 1 or more [R461]")
+        raise UsageError(f"{name}({key}={value}): {key} must be at least 1 [R461]")
 
 
 class _Counting:

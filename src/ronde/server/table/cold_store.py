@@ -171,8 +171,8 @@ class ColdStore:
     def _do(self, call: Any, *arguments: Any) -> Any:
         if os.getpid() != self._folder.process:
             raise ColdRowsFailed(
-                "rows of a table that lie on disk can be had by the process that made it, not by one that "
-                "was forked from it: look rows up in the main process [R469]"
+                "rows on disk can be read by the process that made the table, not by one that was forked "
+                "from it: look rows up in the main process [R469]"
             )
         try:
             return call(*arguments)

@@ -100,8 +100,8 @@ class ColdTier:
     def __init__(self, config: OnDisk, evict: Eviction | None, rows: RowStore, index: Index) -> None:
         if evict is not None and not hasattr(evict, "ends"):
             raise UsageError(
-                f"EmbeddingTable(evict={type(evict).__name__}(...), cold=OnDisk(...)): rows on disk are "
-                "given up by the rules of ronde.table only [R467]"
+                f"EmbeddingTable(evict={type(evict).__name__}(...), cold=OnDisk(...)): tables with rows on "
+                "disk support only the eviction rules of ronde.table [R467]"
             )
         self._config, self._evict, self._rows, self._index = config, evict, rows, index
         self._store: ColdStore | None = None  # made for the first row

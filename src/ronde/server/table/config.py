@@ -52,9 +52,9 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         if self.dim < 1:
-            raise UsageError(f"a table of dim={self.dim}: an embedding has at least one float [R461]")
+            raise UsageError(f"a table of dim={self.dim}: dim must be at least 1 [R461]")
         if self.dtype not in ("float32", "float64"):
-            raise UsageError(f"a table of dtype={self.dtype}: rows are float32 or float64 [R461]")
+            raise UsageError(f"a table of dtype={self.dtype}: choose float32 or float64 [R461]")
         if self.max_rows is not None and not 1 <= self.max_rows <= MAX_ROWS:
             raise UsageError(f"a table of max_rows={self.max_rows}: from 1 to {MAX_ROWS} are possible [R461]")
 

@@ -68,4 +68,4 @@ def read_config(told: Any) -> TableConfig:
                 fields[name] = _KINDS[kind](**given)
         return TableConfig(**fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"this is not what a table is made with: {error!r} [R461]") from None
+        raise UsageError(f"the configuration of a table is malformed: {error!r} [R461]") from None

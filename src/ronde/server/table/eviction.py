@@ -118,4 +118,4 @@ Eviction = EvictByAge | EvictByNorm | EvictByFrequency
 def _check(rule: object, **above_nought: float) -> None:
     for key, value in above_nought.items():
         if not value > 0:
-            raise UsageError(f"{type(rule).__name__}({key}={value}): {key} is above 0 [R461]")
+            raise UsageError(f"{type(rule).__name__}({key}={value}): {key} must be above 0 [R461]")

@@ -40,7 +40,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if not self.bound >= 0:
-            raise UsageError(f"Uniform(bound={self.bound}): a bound is 0 or more [R461]")
+            raise UsageError(f"Uniform(bound={self.bound}): the bound must be at least 0 [R461]")
 
     @property
     def law(self) -> tuple[int, float, float]:
@@ -60,7 +60,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         if not self.std >= 0:
-            raise UsageError(f"Normal(std={self.std}): a standard deviation is 0 or more [R461]")
+            raise UsageError(f"Normal(std={self.std}): the standard deviation must be at least 0 [R461]")
 
     @property
     def law(self) -> tuple[int, float, float]:

@@ -31,7 +31,7 @@ class OnDisk:
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory_rows, int) or self.memory_rows < 1:
-            raise UsageError(f"OnDisk(memory_rows={self.memory_rows}): memory_rows is 1 or more [R467]")
+            raise UsageError(f"OnDisk(memory_rows={self.memory_rows}): memory_rows must be at least 1 [R467]")
         if self.directory is not None:
             object.__setattr__(self, "directory", os.fspath(self.directory))
             if not os.path.isdir(self.directory):

@@ -24,7 +24,7 @@ _CHUNK = 64
 def _check(name: str, **at_least_nought: float | None) -> None:
     for key, value in at_least_nought.items():
         if value is not None and not value >= 0:
-            raise UsageError(f"{name}({key}={value}): {key} is 0 or more [R461]")
+            raise UsageError(f"{name}({key}={value}): {key} must be at least 0 [R461]")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Adam:
     def __post_init__(self) -> None:
         _check("Adam", lr=self.lr, eps=self.eps)
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise UsageError(f"Adam(betas={self.betas}): each is at least 0 and less than 1 [R461]")
+            raise UsageError(f"Adam(betas={self.betas}): each must be at least 0 and less than 1 [R461]")
 
     def state(self, dim: int) -> int:
         """Return the number of state floats of a row."""

@@ -62,10 +62,12 @@ class _Arena:
         """
         number, offset = place >> _SEGMENT_SHIFT, place & (1 << _SEGMENT_SHIFT) - 1
         if not 0 <= number < len(self._segments) or nbytes < 0:
-            raise WireError("arena", f"{nbytes} bytes at {place} lie in no shared memory [R429]")
+            raise WireError("arena", f"{nbytes} bytes at {place} are outside of the shared memory [R429]")
         memory = self._segments[number].memory
         if offset + nbytes > len(memory):
-            raise WireError("arena", f"{nbytes} bytes from {offset} do not lie in {len(memory)} [R429]")
+            raise WireError(
+                "arena", f"{nbytes} bytes from {offset} exceed a segment of {len(memory)} bytes [R429]"
+            )
         return memoryview(memory)[offset : offset + nbytes]
 
 
@@ -157,13 +159,13 @@ class PeerArena(_Arena):
             WireError: a segment does not exist or must not be opened.
         """
         if not isinstance(described, list) or described[: len(self._described)] != self._described:
-            raise WireError("arena", "shared memory is a list of segments that only grows [R429]")
+            raise WireError("arena", "shared memory must be a list of segments that only grows [R429]")
         for each in described[len(self._described) :]:
             match each:
                 case [int(pid), int(descriptor), int(inode), int(nbytes)] if nbytes > 0:
                     pass
                 case _:
-                    raise WireError("arena", "a segment is a process, descriptor, inode and size [R429]")
+                    raise WireError("arena", "a segment must be a process, descriptor, inode and size [R429]")
             try:
                 self._segments.append(_Segment(_map_sealed(pid, descriptor, inode, nbytes)))
             except (OSError, ValueError, OverflowError) as error:
@@ -179,7 +181,7 @@ class PeerArena(_Arena):
             WireError: the place is not in the arena.
         """
         if type(place) is not int:
-            raise WireError("arena", "the place of an answer is a whole number [R429]")
+            raise WireError("arena", "the place of an answer must be a whole number [R429]")
         return np.frombuffer(self.view(place, nbytes), np.uint8)
 
 
@@ -191,7 +193,7 @@ def _map_sealed(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap
         ValueError: the memory is smaller than announced.
     """
     if not os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("/memfd:ronde"):
-        raise OSError("it is not memory of ronde [R430]")
+        raise OSError("it is not shared memory of ronde [R430]")
     opened = open_of_peer(pid, descriptor, inode)
     try:
         if not fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:

@@ -292,7 +292,7 @@ class Service:
     def _waiting(self, identity: bytes, asked: Any) -> list[int] | None:
         """Return the requests in `asked` that are pending; None before hello."""
         if not isinstance(asked, list):
-            raise WireError("request", "status: what was asked is a list of numbers of requests [R748]")
+            raise WireError("request", "status: give a list of request numbers [R748]")
         connection = self._connections.get(identity)
         if connection is None:
             return None

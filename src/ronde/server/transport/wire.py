@@ -133,7 +133,7 @@ class NoArena:
         return None
 
     def view(self, place: int, nbytes: int) -> memoryview:
-        raise WireError("arena", "an array is said to lie in shared memory, and there is not any [R429]")
+        raise WireError("arena", "an array refers to shared memory, and this connection has none [R429]")
 
 
 _NO_ARENA = NoArena()
@@ -190,9 +190,11 @@ def _read(
     try:
         told, described = json.loads(bytes(meta))
     except (ValueError, TypeError, RecursionError):
-        raise WireError("meta", "no JSON list of an object and of arrays follows the header [R428]") from None
+        raise WireError(
+            "meta", "the header is not followed by a JSON list of an object and arrays [R428]"
+        ) from None
     if not isinstance(told, dict) or not isinstance(described, list) or len(described) > limits.arrays:
-        raise WireError("meta", "no JSON list of an object and of arrays follows the header [R428]")
+        raise WireError("meta", "the header is not followed by a JSON list of an object and arrays [R428]")
     left = list(frames)
     arrays = [_array(each, left, arena, limits) for each in described]
     if left:
@@ -207,7 +209,7 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
         case [str(name), list(shape), int(place)]:
             pass
         case _:
-            raise WireError("arrays", "an array is described by its dtype and shape [R428]")
+            raise WireError("arrays", "the description of an array must be dtype and shape [R428]")
     dtype = _DTYPES.get(name)
     if (
         dtype is None
@@ -225,7 +227,7 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
     elif frames:
         content = frames.pop(0)
     else:
-        raise WireError("arrays", "an array is described, and its frame is missing [R428]")
+        raise WireError("arrays", "the frame of a described array is missing [R428]")
     if content.nbytes != nbytes:
         raise WireError("arrays", f"an array of {nbytes} bytes came in {content.nbytes} [R428]")
     return np.frombuffer(content, dtype).reshape(shape)
@@ -236,8 +238,8 @@ def _check_size(first: int, frames: Sequence[memoryview], arrays: int, limits: L
     if total > limits.nbytes or first - _HEADER.size > limits.meta_bytes or arrays > limits.arrays:
         raise WireError(
             "oversized",
-            f"a message of {total} bytes with {arrays} arrays is too large; it is smaller with more "
-            "servers [R428]",
+            f"a message of {total} bytes with {arrays} arrays is too large; use more servers, which make "
+            "messages smaller [R428]",
         )
 
 

@@ -53,9 +53,9 @@ class AsyncAverage(Averaging):
     def begin(self, optimizer: Any) -> None:
         if self._averages_now:
             raise UsageError(
-                "update=async-average averages the parameters of all optimizers at once, and one "
-                "has stepped for the first time after others had begun to; let all step in the "
-                "first round, or use update=local,every=K [R288]"
+                "update=async-average averages the parameters of all optimizers at once, and one optimizer "
+                "first stepped later than others; let all step in the first round, or use "
+                "update=local,every=K [R288]"
             )
         self._optimizers.append(optimizer)
         members = self.members_of(optimizer)

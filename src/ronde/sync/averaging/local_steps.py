@@ -75,8 +75,8 @@ class LocalSteps(Averaging):
     def _loss(self) -> float:
         if self.last_loss is None:
             raise UsageError(
-                "adaptive=true follows the loss from which backward begins, and this script's has not been a "
-                "single number; use update=local,every=K [R289]"
+                "adaptive=true follows the loss on which backward is called, and this script's loss is not "
+                "a single number; use update=local,every=K [R289]"
             )
         return float(self.last_loss)
 

@@ -25,13 +25,13 @@ class SavePoints(Protocol):
     Each rank is saved at its next step after an average.
 
     Attributes:
-        agreed: whether this rank is to be saved where its next step begins; before that no average begins.
+        agreed: whether this rank will be saved where its next step begins; before that no average begins.
     """
 
     agreed: bool
 
     def meet(self) -> None:
-        """Agree, where all ranks have made the same steps. A collective."""
+        """Agree on a checkpoint when all ranks have made the same steps. A collective."""
         ...
 
     def wishes(self) -> tuple[bool, bool]:

@@ -179,7 +179,7 @@ class GradientCompression:
         )
 
     def count(self, numel: int, itemsize: int) -> None:
-        """Count a message of so many elements before it is sent."""
+        """Count a message of `numel` elements before it is sent."""
         self._messages += 1
         self._plain_bytes += numel * itemsize
 
