@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from ronde.comm.shared_segment import map_memory, open_of_peer, reserve
+from ronde.server.array_codec import Array
 from ronde.server.transport.wire import WireError
 
 __all__ = ["OwnArena", "PeerArena"]
-
-Array = np.ndarray[Any, Any]
 
 _ALIGNMENT = 4096
 _SEGMENT_BYTES = 16 << 20

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 
-__all__ = ["BufferPool"]
+from ronde.server.array_codec import Array
 
-Array = np.ndarray[Any, Any]
+__all__ = ["BufferPool"]
 
 _LEAST_BYTES = 1 << 20
 _KEPT_BYTES = 256 << 20

@@ -22,6 +22,7 @@ import numpy as np
 import zmq
 
 from ronde.errors import PeerLost
+from ronde.server.array_codec import Array
 from ronde.server.transport.arena import OwnArena
 from ronde.server.transport.buffers import BufferPool
 from ronde.server.transport.connection import SLICE_MS, Connection
@@ -29,8 +30,6 @@ from ronde.server.transport.requests import PendingRequest, ServerRefused, chang
 from ronde.server.transport.wire import Message, Opcode, WireError, decode, encode
 
 __all__ = ["Client", "PendingRequest", "ServerRefused"]
-
-Array = np.ndarray[Any, Any]
 
 _SMALL_BYTES = 16 << 10
 _ALIVE_S = 15.0

@@ -10,18 +10,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from ronde.server.array_codec import Array, bytes_of, nbytes_of
 from ronde.server.transport.envelope import WireError
 
 __all__ = ["Arena", "Limits", "Message", "Opcode", "WireError", "decode", "encode"]
-
-Array = np.ndarray[Any, Any]
 
 # Operation, worker, incarnation, sequence, clock, request.
 _HEADER = struct.Struct("<B3xIIQQQ")
@@ -153,7 +151,7 @@ def encode(message: Message, arena: Arena | None = None, limits: Limits | None =
         for array, place in zip(message.arrays, places, strict=True)
     ]
     meta = json.dumps([message.meta, described], separators=(",", ":")).encode()
-    frames = [_bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None]
+    frames = [bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None]
     _check_size(_HEADER.size + len(meta), frames, len(described), limits or _LIMITS)
     head = _HEADER.pack(
         message.operation, message.worker, message.incarnation, message.sequence, message.clock,
@@ -219,7 +217,7 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
         raise WireError(
             "arrays", f"there is no array of dtype {name[:32]} and shape {str(shape)[:64]} [R428]"
         )
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = nbytes_of(dtype, shape)
     if nbytes > limits.nbytes:
         raise WireError("oversized", f"an array of {nbytes} bytes is too large [R428]")
     if place is not None:
@@ -241,10 +239,3 @@ def _check_size(first: int, frames: Sequence[memoryview], arrays: int, limits: L
             f"a message of {total} bytes with {arrays} arrays is too large; use more servers, which make "
             "messages smaller [R428]",
         )
-
-
-def _bytes_of(array: Array) -> memoryview:
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    raw: Any = array.reshape(-1).view(np.uint8)
-    return memoryview(raw) if array.size else memoryview(b"")
