@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -44,19 +46,18 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
 SAMPLE = {("Masks", 2)}
 
 
-def _of_hugging_face(kind: str) -> list[torch.Tensor]:
+def mixture_of(kind: str, **sizes: Any) -> nn.Module:
+    """Make a model of Hugging Face's from a small configuration."""
     transformers: Any = pytest.importorskip("transformers")
-    config = getattr(transformers, f"{kind}Config")(**_SIZES | HUGGING_FACE[kind])
+    config = getattr(transformers, f"{kind}Config")(**_SIZES | HUGGING_FACE[kind] | sizes)
     head = "ForConditionalGeneration" if kind == "SwitchTransformers" else "ForCausalLM"
-    named = getattr(transformers, f"{kind}{head}")
+    return getattr(transformers, f"{kind}{head}")(config)
 
-    def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        targets = {"labels": ids} if kind == "SwitchTransformers" else {"use_cache": False}
-        logits = model(input_ids=ids, **targets).logits
-        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Let routers compute in double precision; by the rounding of single precision numbers would differ."""
     patches = Patches()
-    # Routers compute in single precision, by whose rounding numbers would differ.
     for owner, name, value in (
         (torch, "float32", D),
         (torch, "float", D),
@@ -64,9 +65,20 @@ def _of_hugging_face(kind: str) -> list[torch.Tensor]:
     ):
         patches.set(owner, name, value)
     try:
-        return train(lambda: named(config), loss_of)
+        yield
     finally:
         patches.restore()
+
+
+def _of_hugging_face(kind: str) -> list[torch.Tensor]:
+    def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        targets = {"labels": ids} if kind == "SwitchTransformers" else {"use_cache": False}
+        logits = model(input_ids=ids, **targets).logits
+        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+    pytest.importorskip("transformers")  # which binds dtypes at import
+    with in_double():
+        return train(lambda: mixture_of(kind), loss_of)
 
 
 def _trained(name: str, rows: int = 6) -> list[torch.Tensor]:

@@ -29,6 +29,7 @@ class Calls:
         heard: callback for each module that the script, or a module in parts, has called, with its output.
         on_call: callback for each call of a module on a batch, while it is set.
         on_evaluation: callback for each call in shards without gradients.
+        must_see: predicate for modules to observe, though calls of others like them are known.
         draws_nothing: whether the running module draws no random numbers, as far as is known.
         uncut: whether a note has been given on why modules were not cut.
         explained: whether a note has explained why some module is not cut.
@@ -51,6 +52,7 @@ class Calls:
         self.heard: Callable[[torch.nn.Module, Any], None] | None = None
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.on_evaluation: Callable[[], None] = lambda: None
+        self.must_see: Callable[[torch.nn.Module], bool] = lambda module: False
         self.draws_nothing = False
         self.uncut = False
         self.explained = False

@@ -14,7 +14,7 @@ from ronde.modules.calls import Calls
 from ronde.modules.explanations import Explanations
 from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.module_key import used_up_by
-from ronde.modules.observations import Call, KnownCall, Observations
+from ronde.modules.observations import Call, CallForm, KnownCall, Observations
 from ronde.modules.observed_call import (
     Around,
     Observed,
@@ -78,11 +78,15 @@ class FirstCalls:
         if known is not None:
             # A recomputation by a checkpoint in backward is not a call of the script.
             again = current_graph_task_id() != -1
-            if (
-                again
-                or not known.verdict.sharded
-                or not known.is_due(call.batches[known.verdict.candidate].rows, numbers)
-            ):
+            if again or not known.verdict.sharded:
+                return known.verdict, None
+            if self._calls.must_see(call.module):
+                seen = self._observe(plain, call)
+                if seen.verdict.sharded:
+                    return seen.verdict, seen
+                form.forget(known)
+                return self._learn(call, form, numbers, seen)
+            if not known.is_due(call.batches[known.verdict.candidate].rows, numbers):
                 return known.verdict, None
             seen = self._compared(plain, call, known)
             if seen is not None:
@@ -92,7 +96,12 @@ class FirstCalls:
         if given_up is not None:
             self._explanations.say(call, given_up)
             return given_up, None
-        seen = self._observe(plain, call)
+        return self._learn(call, form, numbers, self._observe(plain, call))
+
+    def _learn(
+        self, call: Call, form: CallForm, numbers: tuple[Any, ...], seen: Observed
+    ) -> tuple[Verdict, Observed]:
+        """Remember the result of an observed call, and return its verdict with it."""
         verdict = seen.verdict
         if call.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
@@ -119,7 +128,8 @@ class FirstCalls:
             if verdict.sharded:
                 return dataclasses.replace(seen, verdict=verdict)
             # Ranks agree on the problem, but may have found it at different places.
-            everywhere = self._context.comm.votes([verdict.apart]) == [self._context.world_size]
+            everybody = self._context.everybody
+            everywhere = everybody.votes([not verdict.apart]) == [0]
             seen = dataclasses.replace(seen, verdict=dataclasses.replace(verdict, apart=everywhere))
             if first is None or (seen.verdict.apart and not first.verdict.apart and batch.likely):
                 first = seen

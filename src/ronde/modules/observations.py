@@ -24,7 +24,7 @@ from ronde.rowwise.verdict import COUNTS, Verdict
 from ronde.tensor.tensor_class import own_class
 from ronde.tensor.tree import structure
 
-__all__ = ["Call", "KnownCall", "Observations"]
+__all__ = ["Call", "CallForm", "KnownCall", "Observations"]
 
 # Number of observed calls of a form before numbers without effect are left out of it.
 _FEW = 3

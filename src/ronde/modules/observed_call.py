@@ -76,6 +76,7 @@ class _Ranks:
         mine: number of this rank's rows.
         tries: `try` statements of models.
         draws: draws for rows so far, from which this rank's rows are taken.
+        problem: problem on which ranks have agreed, which ends the call; "" until then.
     """
 
     context: Context
@@ -83,16 +84,19 @@ class _Ranks:
     mine: int
     tries: TryStatements
     draws: list[Draw] = dataclasses.field(default_factory=list)
+    problem: str = ""
 
     def draw(self, func: Any, args: Any, kwargs: Any, draw: Draw) -> Any:
         self.draws.append(draw)
         return func(*args, **kwargs)  # the mode around the observation takes this rank's rows of it
 
     def agree(self, problem: str) -> str:
-        comm = self.context.comm
-        if comm.votes([bool(problem)]) == [0]:
-            return ""
-        return next(filter(None, comm.all_gather_object(problem)))
+        # All ranks: those with the same rows may fail alone too, and gather parameters with the others.
+        everybody = self.context.everybody
+        # Known already, the others do not come again: a handler of the model's has gone on.
+        if not self.problem and everybody.votes([bool(problem)]) != [0]:
+            self.problem = next(filter(None, everybody.all_gather_object(problem)))
+        return self.problem
 
     def normalizes(self, func: Any) -> bool:
         return getattr(func, "normalizes_whole_batch", False)
@@ -239,9 +243,19 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
 
 @contextmanager
 def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    context.together = together
+    """Let collectives inside of the block run on all ranks or on none."""
+
+    def once(work: Callable[[], Any]) -> Any:
+        context.together = None  # all ranks have agreed to run the whole of it
+        try:
+            return together(work)
+        finally:
+            context.together = once
+
+    context.together = once
     try:
-        with context.comm.at_one_line():  # a rank with a problem leaves the module before others do
+        # A rank with a problem leaves the module before others do.
+        with context.comm.at_one_line(), context.everybody.at_one_line():
             yield
     finally:
         context.together = None

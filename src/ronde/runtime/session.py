@@ -178,6 +178,7 @@ class Session:
             clock.start(self.groups.waited_ns)
 
     def _model_edge(self) -> ModelEdge:
+        self.calls.must_see = self.strategies.must_see
         edge = ModelEdge(
             self.calls,
             rules.table(),
@@ -193,8 +194,9 @@ class Session:
         return edge
 
     def _context(self, rows: Comm) -> Context:
-        context = Context(comm=rows, adopt=self.reducer.adopt, clock=self.tally.clock)
-        shared = SharedExceptions(self.everybody, self.groups.all, context, self._settle)
+        clock, everybody = self.tally.clock, self.everybody
+        context = Context(comm=rows, adopt=self.reducer.adopt, clock=clock, everybody=everybody)
+        shared = SharedExceptions(everybody, self.groups.all, context, self._settle)
         context.attempt = shared.attempt
         return context
 

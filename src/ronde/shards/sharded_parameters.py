@@ -49,7 +49,7 @@ class ShardedParameters:
         partition: the elements that each rank has.
         home: placement of shards.
         find: splits the parameters of a module that are to be cut into units.
-        calls: context of observed calls, which the ranks of `context` may end at different lines; by default
+        script: context of the script, whose observed calls ranks may end at different lines; by default
             `context`.
     """
 
@@ -60,9 +60,9 @@ class ShardedParameters:
         home: Home,
         note: Callable[[str], None],
         find: Find,
-        calls: Context | None = None,
+        script: Context | None = None,
     ) -> None:
-        self._context, self._calls = context, calls or context
+        self._context, self._script = context, script or context
         self._note = note
         self._kind: Any = sharded_parameter(self.holding, self._address)
         self._table = UnitTable(context.comm, partition, home, find)
@@ -99,7 +99,7 @@ class ShardedParameters:
                 yield
         finally:
             self._pinned = before
-            self.rest(keep_last=torch.is_grad_enabled())
+            self.rest(keep_last=self._keeps_last())
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -108,7 +108,15 @@ class ShardedParameters:
         try:
             yield
         finally:
-            self.rest(keep_last=torch.is_grad_enabled())
+            self.rest(keep_last=self._keeps_last())
+
+    def _keeps_last(self) -> bool:
+        """Return whether the last unit stays whole after a call, for its backward.
+
+        Ranks that end an observed or compared call at different lines have not the same last one.
+        """
+        watched = self._script.region is Region.OBSERVED or self._script.compared
+        return torch.is_grad_enabled() and not watched
 
     def adopt(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
         """Take over tensors with existing shards on this rank, as one unit. A collective.
@@ -360,7 +368,7 @@ class ShardedParameters:
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread [R374]"
             )
-        if (meet := self._calls.together) is not None:
+        if (meet := self._script.together) is not None:
             meet(lambda: None)  # do not wait for a rank that has left an observed call
         if not self._prefetch.arrived(unit):
             self._abandon()

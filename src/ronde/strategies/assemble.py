@@ -64,7 +64,7 @@ def _with_servers(parts: SessionParts) -> Strategies:
 def _zero(parts: SessionParts, names: Sequence[StrategyName], context: Context) -> list[Strategy]:
     if "zero" not in names:
         return []
-    return [ZeroStrategy(parts.plan, parts.rows, context, parts.reducer, parts.note)]
+    return [ZeroStrategy(parts.plan, parts.rows, context, parts.reducer, parts.note, parts.context)]
 
 
 def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
@@ -148,6 +148,7 @@ def _with_stages(parts: SessionParts, groups: _Groups, context: ContextStrategy 
         schedule=stages.by_turns,
         with_loss=stages.with_loss,
         sends_gradients=True,
+        must_see=stages.must_see,
     )
 
 

@@ -42,11 +42,6 @@ class BlockRanks:
     sequences: Context | None = None
 
     @property
-    def have_other_rows(self) -> bool:
-        """Return whether ranks of `group` have other rows of the batch."""
-        return self.group.world_size * self.rows.world_size > self.everybody.world_size
-
-    @property
     def replicas(self) -> list[int]:
         """Replicas of this rank's blocks, in the order of their group."""
         block = self.places[self.everybody.rank].block

@@ -140,8 +140,7 @@ class ModelBlocks:
             kept = Partition(self._kept, partition)
             self.parameters = ShardedParameters(everybody, kept, self._home_of_shards, note, find, context)
         else:
-            calls = context if ranks.have_other_rows else None
-            self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find, calls)
+            self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find, context)
         # Stores of blocks that are cut once more; the replicas gather them.
         self._leaves = [each.leaves for each in self._groups if each.leaves is not None]
         # A layer's place in a model is unknown before the model's call: until then it is spread evenly.
@@ -184,7 +183,7 @@ class ModelBlocks:
             gradients = ReducedGradients(comm, self._rows_of, home)
             reducer.reduce_to(shards=gradients)
         if self._axis.cuts_parameters and gathering is not None:
-            leaves = ShardedParameters(gathering, self._of_rows, home, self._note, find)
+            leaves = ShardedParameters(gathering, self._of_rows, home, self._note, find, self._script)
         return ReplicaGroup(comm=comm, ranks=ranks, reducer=reducer, gradients=gradients, leaves=leaves)
 
     def _scattered(self) -> Scattered | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
@@ -144,6 +144,13 @@ class MixtureCalls:
         taken = [self._known[part] for part in module.modules() if part in self._known]
         spread = {id(part) for each in taken if self._is_spread(each) for part in each.parts}
         return any(id(part) not in spread for part in used)
+
+    def are_untried(self, module: torch.nn.Module) -> bool:
+        return self._calls.are_untried(filter(None, map(self._known.get, module.modules())))
+
+    def is_called_by(self, parts: Iterable[torch.nn.Module]) -> bool:
+        """Return whether one of these has all experts, and gets choices."""
+        return any((known := self._known.get(part)) is not None and known.is_fused for part in parts)
 
     def _is_spread(self, mixture: Mixture) -> bool:
         return self._calls.tried.get(mixture.module, {}).get(mixture.module.training) == ""

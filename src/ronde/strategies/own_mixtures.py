@@ -71,6 +71,9 @@ class OwnMixtures:
         self.take(model)
         return [self._known[part] for part in model.modules() if part in self._known]
 
+    def are_untried(self, module: torch.nn.Module) -> bool:
+        return self._calls.are_untried(filter(None, map(self._find, module.modules())))
+
     def _find(self, module: torch.nn.Module) -> Mixture | None:
         return self._known.get(module) if self._known else None
 

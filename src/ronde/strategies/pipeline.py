@@ -201,7 +201,7 @@ class PipelineStrategy(Strategy):
             blocks.cut_new(module)
             return
         blocks.cut_new(module)
-        apart = self._is_of_mixture(module)
+        apart = self._is_apart(module)
         whole = apart or self._script.region is Region.REPLICATED or blocks.computes_whole
         with (
             nullcontext() if self._mixtures is None or not apart else self._mixtures.left_out(),
@@ -219,12 +219,19 @@ class PipelineStrategy(Strategy):
         known = self._costs.knows(module) or any(map(self._partition.is_decided, parameters))
         return not known and self._mixtures is None and not self._blocks.are_in_parts(parameters)
 
-    def _is_of_mixture(self, module: torch.nn.Module) -> bool:
-        """Return whether a module is called as a mixture, or part of one.
+    def must_see(self, module: torch.nn.Module) -> bool:
+        """Return whether an observed call is to try mixtures of a module."""
+        known = self._own or self._mixtures
+        return known is not None and known.are_untried(module)
+
+    def _is_apart(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is or calls a mixture, or is part of one.
 
         A model in parts calls it then, so no stage has it for itself.
         """
-        return self._mixtures is not None and self._mixtures.is_part(module)
+        if self._mixtures is None or self._mixtures.is_part(module):
+            return self._mixtures is not None
+        return self._mixtures.is_called_by(unit.module for unit in self._stages_of(module).units)
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
@@ -285,13 +292,16 @@ class PipelineStrategy(Strategy):
         return [*notes, f"{asked} had no effect, schedule=gpipe was run: {why} [R222]"]
 
     def stages(self, module: torch.nn.Module) -> Stages:
+        return Stages((), ()) if self._is_apart(module) else self._stages_of(module)
+
+    def _stages_of(self, module: torch.nn.Module) -> Stages:
         found = self._known.get(module)
         if found is None or not found.stands(module):
             found = self._cut_into_stages(module)
         return found
 
     def _cut_into_stages(self, model: torch.nn.Module) -> Stages:
-        if self._is_of_mixture(model):
+        if self._mixtures is not None and self._mixtures.is_part(model):
             return Stages((), ())
         # Without a `ronde.Step` each micro-batch would go around the ranks before the next begins.
         by_turns = any(step.model is model for step in self._steps)

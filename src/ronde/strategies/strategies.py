@@ -30,6 +30,10 @@ def by_script(model: torch.nn.Module, loss_fn: Any, attempt: Any) -> None:
     """Return no schedule: the script's own calls make the steps."""
 
 
+def _nothing(module: torch.nn.Module) -> bool:
+    return False
+
+
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Strategies:
@@ -45,6 +49,7 @@ class Strategies:
         with_loss: factory of an executor for models that compute their loss, given the script's calls; None
             where these run in parts.
         sends_gradients: whether in a backward one rank waits for another alone.
+        must_see: predicate for modules with mixtures to be tried in an observed call.
     """
 
     ordered: Sequence[Strategy]
@@ -55,6 +60,7 @@ class Strategies:
     schedule: Schedule = by_script
     with_loss: Callable[[Calls, Any], WithLoss] | None = None
     sends_gradients: bool = False
+    must_see: Callable[[torch.nn.Module], bool] = _nothing
 
     def install(self, patches: Patches) -> None:
         for each in self.ordered:

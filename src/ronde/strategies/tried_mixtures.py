@@ -99,6 +99,8 @@ class TriedMixtures:
         self._together, self._sequences, self._in_stages = together, sequences, in_stages
         self.tried: weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, str]]
         self.tried = weakref.WeakKeyDictionary()
+        # Mixtures for whose trial a call has been observed, by mode of training.
+        self._sought: tuple[weakref.WeakSet[torch.nn.Module], ...] = weakref.WeakSet(), weakref.WeakSet()
         self._cut_tried: weakref.WeakKeyDictionary[torch.nn.Module, set[bool]] = weakref.WeakKeyDictionary()
 
     def around(self, find: Callable[[torch.nn.Module], Mixture | None]) -> Callable[[Plain], Plain]:
@@ -119,18 +121,32 @@ class TriedMixtures:
 
         return around
 
+    def are_untried(self, found: Iterable[Mixture]) -> bool:
+        """Return whether a call is to try some of these.
+
+        True once for each, and for each mode of training.
+        """
+        modules = [each.module for each in found]
+        new = [
+            each
+            for each in modules
+            if each.training not in self.tried.get(each, {}) and each not in self._sought[each.training]
+        ]
+        for each in new:
+            self._sought[each.training].add(each)
+        return bool(new)
+
     def call(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> Any:
         """Call a mixture with (args, kwargs)."""
         module, looks_on = mixture.module, onlooker()
-        if (meet := self._script.together) is not None:
-            meet(lambda: None)  # no rank that has ended an observed call is waited for
+        together = self._script.together or _at_once
         tried = self.tried.setdefault(module, {})
         if module.training not in tried:
             observed = self._script.region is Region.OBSERVED
             if self._in_stages and not observed:
                 raise self._experts.made_anew(mixture)
             with looks_on.unseen():
-                why = self._try(mixture, plain, call)
+                why = together(lambda: self._try(mixture, plain, call))
             if why and not observed:
                 raise self._experts.not_any_more(mixture, why)
             tried[module.training] = why
@@ -138,7 +154,7 @@ class TriedMixtures:
             args, kwargs = call
             return plain(*args, **kwargs)
         made = functools.partial(self._made, mixture, plain, call)
-        return looks_on.as_one(type(module).__name__, call, made)
+        return looks_on.as_one(type(module).__name__, call, lambda: together(made))
 
     def _try(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> str:
         """Explain why ranks cannot have their own tokens, or "". A collective of all ranks.
@@ -261,6 +277,10 @@ class TriedMixtures:
                 f"{type(mixture.module).__name__} the output of a token depends on other tokens of its "
                 "sequence; take a plan without context [R250]"
             )
+
+
+def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 def _has_tokens(values: Iterable[Any]) -> bool:

@@ -42,12 +42,19 @@ class ZeroStrategy(Strategy):
     Args:
         comm: the reducer's group.
         context: context of the ranks over which state is cut.
+        script: context of the script.
     """
 
     name = "zero"
 
     def __init__(
-        self, plan: Plan, comm: Comm, context: Context, reducer: Reducer, note: Callable[[str], None]
+        self,
+        plan: Plan,
+        comm: Comm,
+        context: Context,
+        reducer: Reducer,
+        note: Callable[[str], None],
+        script: Context,
     ) -> None:
         self._plan, self._context, self._note = plan, context, note
         state = self._state = plan.state.on(comm.world_size)
@@ -59,7 +66,7 @@ class ZeroStrategy(Strategy):
             reducer.reduce_to(shards=self._gradients)
         self._parameters: ShardedParameters | None = None
         if state.cuts_parameters:
-            self._parameters = ShardedParameters(context, partition, home_of_shards, note, find_units)
+            self._parameters = ShardedParameters(context, partition, home_of_shards, note, find_units, script)
         held = OptimizerShards(partition, context.rank, home, self._gradients, self._parameters)
 
         def takes(optimizer: Any) -> bool:

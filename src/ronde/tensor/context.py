@@ -63,6 +63,7 @@ class Context:
 
     Attributes:
         comm: collectives of global tensors, apart from the reducer's: their order is the script's.
+        everybody: all ranks that carry out the script's calls at the same time.
         adopt: callback that reports to the reducer a leaf whose gradient differs between ranks.
         clock: step clock that records, while armed, which part of the program runs.
         standing: execution state of the main thread.
@@ -71,7 +72,8 @@ class Context:
         compares: whether inputs of models and losses may differ between ranks, as the script has started
             threads or processes.
         compared: whether operations of the sharded call under way are compared with an observed call.
-        together: function that, in an observed call, runs a collective on all ranks or on none of them.
+        together: function that, in an observed call, runs work with collectives on all ranks or on none; None
+            outside of such calls and inside of such work.
         weight: factor W of a shard's local gradient over the true one; see `edges`.
         on_whole: callback for each function that is carried out on whole values, with its arguments.
         on_copy: callback for a rule's copy in place of a view.
@@ -92,9 +94,15 @@ class Context:
     cuts_rows = True
 
     def __init__(
-        self, *, comm: Comm, adopt: Callable[[torch.Tensor], None], clock: StepClock | None = None
+        self,
+        *,
+        comm: Comm,
+        adopt: Callable[[torch.Tensor], None],
+        clock: StepClock | None = None,
+        everybody: Comm | None = None,
     ) -> None:
         self.comm = comm
+        self.everybody = everybody or comm
         self.rank = comm.rank
         self.world_size = self.weight = comm.world_size
         self.adopt = adopt
