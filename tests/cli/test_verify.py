@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ronde.cli.entry import main
-from ronde.verify import proof
+from ronde.verify import proof, runs
 from ronde.verify.record import Writer, read_record
 from ronde.verify.runs import FinishedRun, Job
 from support.warm import WarmHost
@@ -59,7 +58,7 @@ def verified(
 ) -> Callable[..., tuple[int, str, str]]:
     """The command in this process, with runs that need not import torch: its exit code and what it says."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(proof, "verify", functools.partial(proof.verify, starter=host.start))
+    monkeypatch.setattr(runs, "spawn", host.start)
 
     def run(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

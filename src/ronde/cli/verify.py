@@ -72,10 +72,11 @@ def verify(  # noqa: PLR0913 - one parameter per option
     Exit code 0: both are equal; 1: they differ; 2: there is nothing to compare.
     """
     check_linux()
+    from ronde.verify.long_runs import told_of
     from ronde.verify.plot import check, draw
     from ronde.verify.proof import verify as prove
     from ronde.verify.report import to_json, to_text
-    from ronde.verify.runs import Job
+    from ronde.verify.runs import Job, spawn
 
     if precision not in _PRECISIONS:
         raise UsageError(f"--precision {precision} is not one of {', '.join(_PRECISIONS)} [R624]")
@@ -105,7 +106,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     # SIGTERM raises, so that files of the runs are removed; SIGINT does so anyway.
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        proof = prove(job, ranks=ranks)
+        proof = prove(job, ranks=ranks, starter=told_of(spawn, say))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
