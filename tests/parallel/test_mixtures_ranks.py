@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codes import without_codes
 from parallel.cut_models import Ranks
 from parallel.mixtures import FORMS, NOT_SPREAD, form
 from parallel.test_experts_ranks import D, train
@@ -89,7 +90,7 @@ def _trained(name: str, rows: int = 6) -> list[torch.Tensor]:
 
 def _on_rank(rank: Rank, plan: str, name: str) -> tuple[list[torch.Tensor], list[str]]:
     with rank.session(plan) as session:
-        return _trained(name), session.strategies.notes()
+        return _trained(name), without_codes(session.strategies.notes())
 
 
 @pytest.mark.parametrize(
