@@ -21,6 +21,8 @@ class Bottleneck(nn.Module):
         self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), _norm(width)
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), _norm(width)
         self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), _norm(outputs)
+        # As is usual: a block begins as its shortcut. Else the first steps magnify rounding.
+        nn.init.zeros_(self.bn3.weight)
         self.short = nn.Identity()
         if shortened:
             self.short = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs))
