@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from ronde.launch.failure import RankExits
 from ronde.launch.node_events import NodeEvents
@@ -45,11 +46,13 @@ class Node(ABC):
 
     Attributes:
         share: its ranks among all.
+        is_over: whether all ranks are gone, or will not be heard of again.
         waiting: collectives that ranks wait for, if only the node's agent can see them.
     """
 
     share: NodeOfRun
-    waiting: Mapping[int, str]
+    is_over = False
+    waiting: Mapping[int, str] = MappingProxyType({})
 
     @property
     @abstractmethod
@@ -65,14 +68,9 @@ class Node(ABC):
         """
 
     @property
-    @abstractmethod
-    def is_over(self) -> bool:
-        """Return whether all ranks are gone, or will not be heard of again."""
-
-    @property
-    @abstractmethod
     def silence(self) -> float:
         """Seconds since the node's last message; 0 for a node in this process."""
+        return 0.0
 
     @abstractmethod
     def tick(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import final
 
 from ronde.launch.failure import RankExits
@@ -49,13 +49,12 @@ class NodeRunner(Node):
         given_up: Callable[[], bool],
     ) -> None:
         self.share = NodeOfRun(name="", first_rank=spec.first_rank, ranks=spec.ranks)
-        self.waiting: Mapping[int, str] = {}
         self._spec, self._directory, self._workers = spec, directory, workers
         self._outlet, self._given_up = outlet, given_up
         self._gathering = EvidenceCollector(directory, lambda: workers.pids)
         self._stall = StallDetector(spec.ranks, directory, spec.run.timeout)
         self._stopped: list[RankProcess] = []
-        self._has_ended = self._is_released = self._is_over = False
+        self._has_ended = self._is_released = False
         remove_temporary_of_the_dead()
 
     def begin(self, ends: RankExits, events: NodeEvents) -> None:
@@ -75,14 +74,6 @@ class NodeRunner(Node):
     def record(self) -> LaunchedNode:
         return LaunchedNode(name=os.uname().nodename, run_id=self._directory.run_id, pids=self._workers.pids)
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
-    def silence(self) -> float:
-        return 0.0
-
     def tick(self) -> float:
         return self._supervisor.tick()
 
@@ -92,14 +83,14 @@ class NodeRunner(Node):
     def step(self) -> None:
         if self._supervisor.is_watching:
             self._supervisor.step()
-        if self._supervisor.is_watching or self._is_over:
+        if self._supervisor.is_watching or self.is_over:
             return
         if not self._has_ended:
             self._has_ended = True
             if self._ends.exit_code() == 0:
                 self._events.ended()
         if self._workers.servers is None or self._is_released or self._ends.exit_code() != 0:
-            self._is_over = True
+            self.is_over = True
             self._events.concluded(self._conclude())
 
     def look(self, reason: str) -> None:

@@ -37,7 +37,6 @@ class ObservedNode(Node):
         self, share: NodeOfRun, directory: RunDirectory, timeout: float, main: int, since: float
     ) -> None:
         self.share = share
-        self.waiting: Mapping[int, str] = {}
         self._directory, self._since = directory, since
         self._ranks = range(share.first_rank, share.first_rank + share.ranks)
         self._watch = ProcessWatch()
@@ -48,7 +47,6 @@ class ObservedNode(Node):
         self._gathering = EvidenceCollector(directory, self._processes)
         self._frozen: Evidence | None = None
         self._failed_at: float | None = None
-        self._is_over = False
 
     def begin(self, ends: RankExits, events: NodeEvents) -> None:
         self._ends, self._events = ends, events
@@ -56,14 +54,6 @@ class ObservedNode(Node):
     @property
     def record(self) -> None:
         """No-op, as other tools find the ranks by themselves."""
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
-    def silence(self) -> float:
-        return 0.0
 
     def tick(self) -> float:
         return 0.1
@@ -83,7 +73,7 @@ class ObservedNode(Node):
                 self._events.froze(self._frozen)
         has_settled = self._failed_at is not None and time.monotonic() - self._failed_at > _SETTLE_S
         if has_settled or (is_all and self._failed_at is None):
-            self._is_over = True
+            self.is_over = True
             self._events.concluded(self._conclude())
         elif self._failed_at is None:
             look = self._stall.look()

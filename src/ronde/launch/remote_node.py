@@ -61,11 +61,10 @@ class RemoteNode(Node):
         self.share = NodeOfRun(
             name=link.name, first_rank=spec.first_rank, ranks=spec.ranks, address=spec.address
         )
-        self.waiting: Mapping[int, str] = {}
         self._run_id, self._pids = spec.run_id, {}
         self._link, self._directory, self._arriving = link, directory, arriving
         self._pulse, self._notices = pulse, notices
-        self._is_over = self._is_killed = False
+        self._is_killed = False
         self._ending_since: float | None = None
         self._heard, self._next_beat = time.monotonic(), 0.0
         link.send(FrameKind.START, spec.to_fields())
@@ -82,10 +81,6 @@ class RemoteNode(Node):
         return launched_node(self.share.name, self._run_id, self._pids, self._link.clock)
 
     @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
     def silence(self) -> float:
         return time.monotonic() - self._heard
 
@@ -100,9 +95,9 @@ class RemoteNode(Node):
             kind, content = self._link.news.get()
             if kind is not None:
                 self._heard = time.monotonic()
-            if not self._is_over:
+            if not self.is_over:
                 self._take(kind, content)
-        if not self._is_over:
+        if not self.is_over:
             self._keep_time()
 
     def look(self, reason: str) -> None:
@@ -137,7 +132,7 @@ class RemoteNode(Node):
         """No-op: the agent reaps its ranks."""
 
     def _send(self, kind: FrameKind, content: str = "") -> None:
-        if not self._is_over:
+        if not self.is_over:
             self._link.send(kind, content)
 
     def _keep_time(self) -> None:
@@ -210,7 +205,7 @@ class RemoteNode(Node):
 
     def _take_last(self, fields: Mapping[str, Any]) -> None:
         """Handle the end of the node's part, or its refusal."""
-        self._is_over = True
+        self.is_over = True
         if "refused" in fields:
             self._events.aborted("refused", fields["refused"])
             return
@@ -219,7 +214,7 @@ class RemoteNode(Node):
 
     def _lose(self, said: Sequence[str], code: int) -> None:
         """Handle an agent that is gone without a final report."""
-        self._is_over = True
+        self.is_over = True
         why = next((line.strip() for line in reversed(said) if line.strip()), f"exit code {shell_code(code)}")
         share = self.share
         ranks = ", ".join(str(share.first_rank + local) for local in range(share.ranks))
