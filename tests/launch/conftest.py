@@ -96,7 +96,9 @@ rank = int(os.environ["FAKE_RANK"])
 here = pathlib.Path(os.environ["HERE"])
 
 def note(name, pid=None):
-    (here / f"{name}.pid").write_text(f"{pid or os.getpid()}\\n")
+    # Whole, or not at all: a signal may end this process meanwhile.
+    (here / f"{name}.coming").write_text(f"{pid or os.getpid()}\\n")
+    (here / f"{name}.coming").rename(here / f"{name}.pid")
 
 def wait_for_end_of(name):
     pid = here / f"{name}.pid"

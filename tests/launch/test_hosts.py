@@ -123,7 +123,7 @@ def test_a_stall_is_told_once_with_all_places_and_its_cause(experiment: Any) -> 
     )
     assert places[1] == "  rank 0 waits at train.py:12: all_reduce of float32 [3]"
     assert places[3].startswith("  rank 2 is at ")
-    assert places[3].endswith("script.py:29, in <module>")
+    assert places[3].endswith("script.py:31, in <module>")
     assert places[4] == "cause: rank 2 sleeps (time.sleep, or a wait for a signal)"
     assert notice.count("ronde:") == 1
     assert places[3] in end
