@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from device_library import as_a_library
 from ronde.comm.all_gather import messages
 from ronde.comm.backend import TorchBackend
 from ronde.comm.process_group import Comm
@@ -61,8 +62,20 @@ def by_gloo(rank: Rank) -> list[str]:
         comm.close()
 
 
+def by_the_library_of_a_device(rank: Rank) -> list[str]:
+    """As NCCL is called, by Gloo: in one all-gather, but where a rank has far more than others."""
+    calls: list[str] = []
+    with as_a_library(rank, "device-sharing", calls) as comm:
+        problems = _share(rank, comm)
+        calls.clear()
+        parts = [[torch.full((size,), each) for size in (7, 1 << 20)] for each in range(rank.world_size)]
+        comm.share([part if each == rank.rank else [torch.zeros_like(one) for one in part]
+                    for each, part in enumerate(parts)])  # fmt: skip
+        return problems if calls == ["all_gather"] else [*problems, f"calls were {calls}"]
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("scenario", [as_the_ranks_are_joined, by_gloo])
+@pytest.mark.parametrize("scenario", [as_the_ranks_are_joined, by_gloo, by_the_library_of_a_device])
 def test_every_rank_has_everything(ranks: Callable[..., list[Any]], world_size: int, scenario: Any) -> None:
     assert ranks(world_size, scenario) == [[]] * world_size
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from both_ways import ROWS, Inputs, compare_all
 from ronde.tensor.edges import Gather
+from ronde.tensor.rules import losses
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 
@@ -261,6 +263,16 @@ def _losses(rank: Rank, group: str, pattern: str) -> list[str]:
 @pytest.mark.parametrize("group", list(_CASES))
 def test_a_loss_is_that_of_the_whole_batch(ranks: Any, group: str, world_size: int) -> None:
     assert ranks(world_size, _losses, group, "") == [[]] * world_size
+
+
+def _unread(rank: Rank) -> list[str]:
+    """As on a device, where the host does not read how many targets count."""
+    with mock.patch.object(losses, "is_on_accelerator", return_value=True):
+        return _losses(rank, "classes", "")
+
+
+def test_a_mean_over_targets_that_the_host_does_not_read(ranks: Any) -> None:
+    assert ranks(3, _unread) == [[]] * 3
 
 
 def _count_gathers(rank: Rank) -> int:

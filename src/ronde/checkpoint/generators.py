@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ronde.checkpoint.journal import JournalEntry
+from ronde.rng.device_states import device_states, set_device_states
 from ronde.rng.host_generators import HostGenerators
 from ronde.rng.random_state import put_back
 
@@ -49,16 +50,14 @@ class GeneratorStates:
         self._entry, self._after = entry, now
 
     def _states(self) -> Any:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return torch.get_rng_state(), cuda, self._hosts.state()
+        return torch.get_rng_state(), device_states(), self._hosts.state()
 
 
 def put_generators(states: Any) -> None:
     """Set the generators of torch, Python and numpy to these states."""
-    cpu, cuda, hosts = states
+    cpu, devices, hosts = states
     torch.set_rng_state(cpu)
-    if cuda and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(cuda[: torch.cuda.device_count()])
+    set_device_states(devices)
     put_back(hosts)
 
 

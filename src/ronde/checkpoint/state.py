@@ -14,6 +14,7 @@ import torch
 
 from ronde.checkpoint.journal import Mismatch
 from ronde.checkpoint.script_state import CapturedState
+from ronde.comm.device_library import is_on_accelerator
 
 __all__ = ["HostCopies", "State", "Unchanged", "mean_over_ranks", "put_back", "take"]
 
@@ -69,16 +70,16 @@ class HostCopies:
     def of(self, name: str, value: torch.Tensor) -> torch.Tensor:
         copy = self._memory.get(name)
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
-            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=is_on_accelerator(value))
             self._memory[name] = copy
-        if value.is_cuda:
+        if is_on_accelerator(value):
             self._devices.add(value.device)
-        return copy.copy_(value, non_blocking=value.is_cuda)
+        return copy.copy_(value, non_blocking=is_on_accelerator(value))
 
     def settle(self) -> None:
         """Wait for copies under way."""
         for device in self._devices:
-            torch.cuda.synchronize(device)
+            torch.accelerator.synchronize(device)
         self._devices.clear()
 
 

@@ -1,7 +1,9 @@
 """All-gather in place of tensors of which each rank has written a part.
 
-Without shared memory large parts are broadcast in place; the others are packed and gathered, so that many
-small ones cost one message.
+By Gloo large parts are broadcast in place; the others are packed and gathered, so that many small ones cost
+one message. The library of a device gathers all parts as one message: each of its calls costs a kernel, and
+copies on the device cost little (as in FSDP2). Where that would take twice the memory of the parts, because
+one rank has far more than others, parts are broadcast there, too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 
 from ronde.patching.torch_internals import foreach_copy_
 
-__all__ = ["copy_in", "copy_out", "messages", "share_by_messages"]
+__all__ = ["copy_in", "copy_out", "messages", "share_by_messages", "share_in_one"]
 
 _LARGE = 256 << 10
 _PACKED = 4 << 20
@@ -62,15 +64,26 @@ def share_by_messages(backend: Any, rank: int, parts: Sequence[Sequence[torch.Te
         for part in each
         if part.numel() >= _LARGE
     ]
-    packed: list[_Packed] = []
     small = [[part for part in each if part.numel() < _LARGE] for each in parts]
-    for message in zip_longest(*(messages(each, _PACKED) for each in small), fillvalue=()):
-        length = max(sum(part.numel() for part in each) for each in message)
-        device = next(part.device for each in message for part in each)
-        rows = torch.empty(len(message), length, dtype=torch.uint8, device=device)
-        copy_in(rows[rank], message[rank])
-        packed.append(_Packed(backend.all_gather(rows, rows[rank]), rows, message))
-    return _Shared(sent, packed, rank)
+    each_message = zip_longest(*(messages(each, _PACKED) for each in small), fillvalue=())
+    return _Shared(sent, [_pack(backend, rank, message) for message in each_message], rank)
+
+
+def share_in_one(backend: Any, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> _Shared:
+    """All-gather tensors of bytes in place, as `share_by_messages`, by one all-gather for all parts."""
+    sizes = [sum(part.numel() for part in each) for each in parts]
+    if max(sizes) * len(sizes) > 2 * sum(sizes):
+        return share_by_messages(backend, rank, parts)
+    return _Shared([], [_pack(backend, rank, parts)], rank)
+
+
+def _pack(backend: Any, rank: int, message: Sequence[Sequence[torch.Tensor]]) -> _Packed:
+    """Start to gather parts of every rank as one message."""
+    length = max(sum(part.numel() for part in each) for each in message)
+    device = next(part.device for each in message for part in each)
+    rows = torch.empty(len(message), length, dtype=torch.uint8, device=device)
+    copy_in(rows[rank], message[rank])
+    return _Packed(backend.all_gather(rows, rows[rank]), rows, message)
 
 
 def messages(parts: Sequence[torch.Tensor], limit: int) -> Iterator[list[torch.Tensor]]:

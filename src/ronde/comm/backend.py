@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ronde.comm.all_gather import share_by_messages
+from ronde.comm.all_gather import share_by_messages, share_in_one
 from ronde.comm.lane import PendingCollective
 from ronde.comm.reduce_scatter import end_to_end, reduce_scatter_by_all_reduce
 from ronde.comm.shared_memory import SharedMemory
@@ -19,6 +19,7 @@ from ronde.patching.torch_internals import (
     all_gather_single,
     all_to_all_single,
     count_dispatch_modes,
+    reduce_scatter_single,
     set_grad_enabled,
 )
 
@@ -96,17 +97,33 @@ class Backend(Protocol):
 
 
 class TorchBackend:
-    """A private process group of torch's, Gloo or NCCL."""
+    """A private process group of torch's.
+
+    Args:
+        group: the process group.
+        library: its library; every one but Gloo takes tensors on its accelerator only.
+    """
 
     blocks = False
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, library: str = "Gloo") -> None:
         self._group: Any = group
-        self.on_cuda = "nccl" in type(group).__name__.lower()
-        self.name = "NCCL" if self.on_cuda else "Gloo"
+        self.on_cuda = library != "Gloo"
+        self.name = library
 
     def all_reduce(self, flat: torch.Tensor) -> Any:
         return self._group.allreduce([flat])
+
+    @property
+    def averages(self) -> bool:
+        """Tell whether `average` can be called, which only NCCL can do."""
+        return self.name == "NCCL"
+
+    def average(self, flat: torch.Tensor) -> Any:
+        """Average `flat` [n] over ranks in place."""
+        options: Any = dist.AllreduceOptions()  # takes an operation, which its stub does not declare
+        options.reduceOp = dist.ReduceOp.AVG
+        return self._group.allreduce([flat], options)
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         if self.on_cuda or len(flat) <= _SLICE:
@@ -122,10 +139,13 @@ class TorchBackend:
         return self._group.broadcast([flat], options)
 
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> Any:
-        return share_by_messages(self, rank, parts)
+        return (share_in_one if self.on_cuda else share_by_messages)(self, rank, parts)
 
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         if self.on_cuda:
+            if len({sum(part.numel() for part in piece) for piece in pieces}) == 1:
+                flat = end_to_end([part for piece in pieces for part in piece], out)
+                return reduce_scatter_single(self._group, out, flat)
             return self._group.reduce_scatter([out], [[end_to_end(piece, out) for piece in pieces]])
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 

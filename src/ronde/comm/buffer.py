@@ -116,7 +116,7 @@ class InOwnMemory:
 
 
 class TorchBuffer(InOwnMemory):
-    """A buffer in ordinary memory of any device, averaged by the group's all-reduce.
+    """A buffer in ordinary memory of any device, averaged by the group.
 
     Args:
         comm: a `Comm`.
@@ -129,7 +129,7 @@ class TorchBuffer(InOwnMemory):
 
     def launch(self, sources: Sequence[Source] = ()) -> None:
         assert not sources
-        self._pending = self._comm.all_reduce_async(self._storage.tensor)
+        self._pending = self._comm.average_async(self._storage.tensor)
 
     def advance(self) -> bool:
         """No-op: the backend works by itself."""
@@ -139,7 +139,7 @@ class TorchBuffer(InOwnMemory):
         self._pending.wait()
 
     def collect(self) -> None:
-        self._storage.tensor.div_(self._comm.world_size)
+        """No-op: the whole is averaged already."""
 
     def settle(self) -> None:
         self._pending = None

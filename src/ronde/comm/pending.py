@@ -44,8 +44,15 @@ class Pending:
         self._started = started
 
     def then(self, finish: Callable[[], None]) -> Pending:
-        """Return the same collective, with a function to call on completion."""
-        return Pending(self._comm, self._work, self._number, finish, self._started)
+        """Return the same collective, with a further function to call on completion."""
+        first = self._finish
+
+        def both() -> None:
+            if first is not None:
+                first()
+            finish()
+
+        return Pending(self._comm, self._work, self._number, both, self._started)
 
     def wait(self) -> None:
         """Wait for completion; a second call does nothing."""

@@ -20,11 +20,13 @@ import torch.distributed as dist
 from ronde.comm.as_bytes import as_bytes
 from ronde.comm.backend import Backend, SharedMemoryBackend, Together
 from ronde.comm.buffer import Buffer, TorchBuffer
+from ronde.comm.by_device import ByDevice
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.pending import Arriving, Pending
 from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
+from ronde.comm.wire_format import WIDER, copy_back, divide, travels_as_it_is
 from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm"]
@@ -33,19 +35,12 @@ __all__ = ["Comm"]
 _DEBUGGER_TIMEOUT = timedelta(days=7)
 _LOOK_EVERY = 0.02
 
-# Dtypes that Gloo does not reduce, and the wider ones in which they travel.
-_WIDER = {
-    torch.bool: torch.uint8,
-    torch.int16: torch.int32,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-}
-
 
 class Comm:
     """Collectives among all ranks on one private process group.
 
-    Every method is called by all ranks in the same order. Tensors live on the group's device.
+    Every method is called by all ranks in the same order. Tensors lie on the group's device or in
+    host memory, the same on all ranks; one rank alone has them anywhere.
 
     Raises:
         PeerLost: a peer died or did not arrive within the time limit.
@@ -58,6 +53,7 @@ class Comm:
         topology: the ranks of each host; None on one host.
 
     Attributes:
+        control_device: the device of control messages, host memory: no accelerator waits for them.
         waited_ns: nanoseconds that this rank was blocked until other ranks and their bytes had arrived.
         sent_bytes: bytes that this rank has given to collectives, in the tensors' own dtypes.
         collectives: the number of collectives.
@@ -68,6 +64,8 @@ class Comm:
         algorithm: the all-reduce algorithm and its reason, in words.
         note: a remark for the user on the transport, or None.
     """
+
+    control_device = torch.device("cpu")
 
     def __init__(
         self,
@@ -115,21 +113,21 @@ class Comm:
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks in place; its contents are undefined until `wait`."""
-        wider = _WIDER.get(tensor.dtype)
+        wider = WIDER.get(tensor.dtype)
         sent = tensor if wider is None else tensor.to(wider)
         if sent.is_complex():
             sent = torch.view_as_real(sent)
         if not sent.is_contiguous():
             contiguous = sent.contiguous()
             pending = self._start("all_reduce", tensor, lambda: self.backend.all_reduce(contiguous.view(-1)))
-            return pending.then(lambda: _copy_back(tensor, contiguous))
+            return pending.then(lambda: copy_back(tensor, contiguous))
         pending = self._start("all_reduce", tensor, lambda: self.backend.all_reduce(sent.view(-1)))
-        return pending if wider is None else pending.then(lambda: _copy_back(tensor, sent))
+        return pending if wider is None else pending.then(lambda: copy_back(tensor, sent))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over ranks in place and return it."""
         backend = self.backend
-        if isinstance(backend, SharedMemoryBackend) and _travels_as_it_is(tensor):
+        if isinstance(backend, SharedMemoryBackend) and travels_as_it_is(tensor):
             # In one call: a separate start and wait take longer than a small exchange itself.
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             if self.before is not None:
@@ -141,6 +139,17 @@ class Comm:
         else:
             self.all_reduce_async(tensor).wait()
         return tensor
+
+    def average_async(self, flat: torch.Tensor) -> Pending:
+        """Start averaging a flat tensor over ranks in place.
+
+        Its contents are undefined until `wait`. The library of a device may divide in the pass that sums.
+        """
+        backend = self.backend
+        if isinstance(backend, ByDevice) and backend.averages(flat):
+            sent = torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+            return self._start("all_reduce", flat, lambda: backend.average(sent))
+        return self.all_reduce_async(flat).then(lambda: divide(flat, self.world_size))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Stack equal-shaped tensors of all ranks: shape [...] becomes [world_size, ...]."""
@@ -228,11 +237,10 @@ class Comm:
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Return every rank's picklable object, in rank order."""
-        device = self.control_device
-        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
-        sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
-        received = self.all_gather_uneven(payload, sizes)
-        return [pickle.loads(each.cpu().numpy().tobytes()) for each in received]
+        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+        size = torch.tensor([payload.numel()], device=self.control_device)
+        received = self.all_gather_uneven(payload, self.all_gather(size).view(-1).tolist())
+        return [pickle.loads(each.numpy().tobytes()) for each in received]
 
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors of `sizes[rank]` rows on each rank; other dimensions are equal."""
@@ -298,7 +306,8 @@ class Comm:
         """
         after, before = ((self.rank + each) % self.world_size for each in (1, -1))
         backend = self.backend
-        if backend.on_cuda:  # single messages, all sent before any is received, could wait for ever
+        # Single messages of a device's library, all sent before any is received, could wait for ever.
+        if flat.device.type != "cpu":
             pieces = [flat if rank == after else flat[:0] for rank in range(self.world_size)]
             sizes = [count if rank == before else 0 for rank in range(self.world_size)]
             outs, pending = self.all_to_all_async(pieces, sizes)
@@ -325,7 +334,7 @@ class Comm:
         if flat.numel():
             self._start("broadcast", tensor, lambda: self.backend.broadcast(flat, source)).wait()
         if sent.data_ptr() != tensor.data_ptr():
-            _copy_back(tensor, sent)
+            copy_back(tensor, sent)
         return tensor
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
@@ -356,11 +365,11 @@ class Comm:
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
         device = self.control_device
-        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
+        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
         size = self.broadcast(torch.tensor([payload.numel()], device=device), source)
         if self.rank != source:
             payload = torch.empty(int(size), dtype=torch.uint8, device=device)
-        return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
+        return pickle.loads(self.broadcast(payload, source).numpy().tobytes())
 
     def answer_of_main(self, ask: Callable[[], Any]) -> Any:
         """Return rank 0's `ask()` on every rank; others wait without time limit."""
@@ -411,11 +420,6 @@ class Comm:
         """Record an operation without messages, so that a diverged rank is found."""
         if self.check is not None:
             self.check.mark(what)
-
-    @property
-    def control_device(self) -> torch.device:
-        """The device of control messages; the CPU for a single rank."""
-        return torch.device("cuda" if self.on_cuda and self.world_size > 1 else "cpu")
 
     def announce(self, operation: str, tensor: torch.Tensor, nbytes: int | None = None) -> int:
         """Compare the next operation with peers; return the number to wait under.
@@ -483,13 +487,3 @@ class Comm:
         if isinstance(error, PeerLost):
             return error
         return PeerLost(self.topology.lost(str(error), self.rank) if self.topology else str(error))
-
-
-def _travels_as_it_is(tensor: torch.Tensor) -> bool:
-    """Return whether the backend can sum this memory itself."""
-    return tensor.is_contiguous() and tensor.dtype not in _WIDER and not tensor.is_complex()
-
-
-def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.copy_(torch.view_as_complex(received) if tensor.is_complex() else received)

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from ronde.comm import ring, tree
 from ronde.comm.backend import Backend, SharedMemoryBackend, TorchBackend
 from ronde.comm.background import BackgroundBackend
+from ronde.comm.by_device import ByDevice
+from ronde.comm.device_library import device_group, library_of
 from ronde.comm.hierarchical import Hierarchical
 from ronde.comm.keepalive import keep_alive
 from ronde.comm.lockstep_check import LockstepCheck
@@ -65,7 +67,8 @@ def join(  # noqa: PLR0913 - each is one word of what is joined
         address: `file://PATH` or `tcp://HOST:PORT`.
         name: the group's name; groups of different names on one store are separate.
         place: the place of this rank among the others.
-        device: "cpu" (shared memory within a host, Gloo) or "cuda" (NCCL).
+        device: "cpu" (shared memory within a host, Gloo), or a type of accelerator ("cuda": NCCL, and Gloo
+            for host memory).
         timeout: the time that a collective waits for a peer.
         host: the address to listen on; None lets the backend look the host name up.
         check: comparison of the operations of this host's ranks; None for no comparison.
@@ -87,7 +90,7 @@ def join(  # noqa: PLR0913 - each is one word of what is joined
                 joined = meeting.one_host(algorithm)
             else:
                 joined = meeting.several_hosts(algorithm)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # the latter of NCCL without a device
         raise LaunchError(
             f"rank {rank} could not join its {world_size - 1} peers at {address}: {error} [R183]"
         ) from error
@@ -167,9 +170,7 @@ class _Meeting:
         backend = self._hierarchical(topology, within, torchs, group)
         return _Rendezvous(backend=backend, choice=choice, topology=topology)
 
-    def _summing(
-        self, choice: AlgorithmChoice, topology: Topology, torchs: TorchBackend, group: Any
-    ) -> Backend:
+    def _summing(self, choice: AlgorithmChoice, topology: Topology, torchs: Backend, group: Any) -> Backend:
         """Return torch's backend, or an algorithm among all ranks on top of it."""
         if choice.algorithm == "backend":
             return torchs
@@ -182,7 +183,7 @@ class _Meeting:
         )
 
     def _hierarchical(
-        self, topology: Topology, within: SharedMemory | None, torchs: TorchBackend, group: Any
+        self, topology: Topology, within: SharedMemory | None, torchs: Backend, group: Any
     ) -> Backend:
         rank = self._place.rank
         local_rank = topology.local_rank_of(rank)
@@ -212,22 +213,25 @@ class _Meeting:
         """Return a function that gathers a small tensor of each rank on all ranks."""
 
         def gather(mine: torch.Tensor) -> torch.Tensor:
-            flat = mine.view(torch.uint8).to("cuda" if backend.on_cuda else "cpu")
-            out = torch.empty((self._place.world_size, flat.numel()), dtype=torch.uint8, device=flat.device)
+            flat = mine.view(torch.uint8)
+            out = torch.empty((self._place.world_size, flat.numel()), dtype=torch.uint8, device="cpu")
             work = backend.all_gather(out, flat)
             if work is not None:
                 work.wait()
-            return out.cpu()
+            return out
 
         return gather
 
-    def _torch(self) -> tuple[TorchBackend, Any]:
+    def _torch(self) -> tuple[Backend, Any]:
+        """Make torch's backend, and its group of tensors in host memory."""
         rank, world_size = self._place.rank, self._place.world_size
-        if self._device == "cuda":
-            group = _nccl(self._store, rank, world_size, self._timeout)
-        else:
+        if self._device == "cpu":
             group = _gloo(self._store, rank, world_size, self._timeout, self._host)
-        return TorchBackend(group), group
+            return TorchBackend(group), group
+        library = library_of(self._device)
+        group = _gloo(dist.PrefixStore("host", self._store), rank, world_size, self._timeout, self._host)
+        on_device = device_group(self._device, self._store, rank, world_size, self._timeout)
+        return ByDevice(TorchBackend(on_device, library), TorchBackend(group)), group
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
@@ -237,11 +241,3 @@ def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, hos
         ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
     )
     return ProcessGroupGloo(store, rank, world_size, gloo_options(device, timeout, threads=2))
-
-
-def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return ProcessGroupNCCL(store, rank, world_size, options)

@@ -135,6 +135,26 @@ def all_to_all_single(
     return (public or group.alltoall_base)(out, flat, out_sizes, sizes)
 
 
+def reduce_scatter_single(group: Any, out: torch.Tensor, flat: torch.Tensor) -> Any:
+    """Start to sum `flat` [ranks * n] over ranks; `out` [n] gets this rank's part."""
+    public = getattr(group, "reduce_scatter_single", None)  # since torch 2.14
+    return (public or group._reduce_scatter_base)(out, flat)
+
+
+def backend_plugins() -> Any:
+    """Return the libraries of collectives that other packages have registered, by upper-case name."""
+    return dist.Backend._plugins
+
+
+def backend_options(store: Any, rank: int, world_size: int, timeout: Any) -> Any:
+    """Return the options with which torch asks a registered library for a group."""
+    options: Any = _C._distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = store, rank, world_size
+    options.timeout, options.group_id = timeout, "ronde"
+    options.global_ranks_in_group = list(range(world_size))
+    return options
+
+
 def gloo_options(device: Any, timeout: Any, threads: int) -> Any:
     """Return options of a `ProcessGroupGloo` on one device, with `threads` threads."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # `Options` is the base class

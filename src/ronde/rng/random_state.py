@@ -18,6 +18,7 @@ import torch
 from ronde.patching.other_threads import others_run
 from ronde.patching.torch_internals import TorchDispatchMode
 from ronde.rng.by_parts import carry_out, takes_functions
+from ronde.rng.device_states import device_states, set_device_states
 from ronde.rng.draws import draws_from_default
 
 __all__ = ["DrawDetector", "have_moved", "host_states", "preserved_random_state", "put_back"]
@@ -52,7 +53,7 @@ def _same_numpy(a: Any, b: Any) -> bool:
 def preserved_random_state() -> Iterator[None]:
     """Restore every generator on exit, except for draws of other threads."""
     alone = not others_run()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    devices = device_states()
     hosts, state, drawn = host_states(), torch.get_rng_state(), DrawDetector()
     try:
         with nullcontext() if alone else drawn:
@@ -62,7 +63,7 @@ def preserved_random_state() -> Iterator[None]:
             put_back(hosts)
         if alone or drawn.any:
             torch.set_rng_state(state)
-            torch.cuda.set_rng_state_all(cuda)
+            set_device_states(devices)
 
 
 class DrawDetector(TorchDispatchMode):

@@ -44,9 +44,10 @@ class RankStream:
         self._seed, self._state = seed, source.get_state()
 
     def _default(self) -> torch.Generator:
-        if self._device.type == "cuda":
-            torch.cuda.init()
-            return torch.cuda.default_generators[self._device.index or 0]
+        if self._device.type != "cpu":
+            module: Any = torch.get_device_module(self._device)
+            module.init()
+            return module.default_generators[self._device.index or 0]
         return torch.default_generator
 
     @property

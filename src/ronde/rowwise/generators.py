@@ -10,6 +10,8 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.rng.device_states import device_generator
+
 __all__ = ["GENERATORS", "States"]
 
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
@@ -48,8 +50,9 @@ class States:
 
 def _torchs() -> Iterator[torch.Generator]:
     yield torch.default_generator
-    if torch.cuda.is_initialized():
-        yield torch.cuda.default_generators[torch.cuda.current_device()]
+    on_device = device_generator()
+    if on_device is not None:
+        yield on_device
 
 
 def _state(generator: Any) -> Any:

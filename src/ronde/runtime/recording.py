@@ -19,6 +19,7 @@ from ronde.batches.first_tensor import first_tensor
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
+from ronde.rng.device_states import device_in_use
 from ronde.trace.counters import Tally
 from ronde.trace.events import write_event
 from ronde.trace.phases import Phase, Phases
@@ -117,7 +118,7 @@ def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
             resident = int(os.pread(statm, 128, 0).split()[1]) * _PAGE
         except (OSError, IndexError):  # the script has closed all files
             resident = 0
-        held = torch.cuda.memory_reserved() if on_cuda and torch.cuda.is_initialized() else 0
+        held = torch.accelerator.memory_reserved() if on_cuda and device_in_use() else 0
         return resident, held
 
     return read

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ronde.comm.device_library import is_on_accelerator
+
 __all__ = ["Home", "HostMemory", "OnDevice"]
 
 
@@ -101,7 +103,7 @@ class HostMemory:
         self._falling: list[Any] = []
 
     def room(self, numel: int, like: torch.Tensor) -> torch.Tensor:
-        pinned = like.is_cuda and numel > 0
+        pinned = is_on_accelerator(like) and numel > 0
         room = torch.empty(numel, dtype=like.dtype, device="cpu", pin_memory=pinned)
         if len(self._rooms) >= self._many:  # rarely, as it visits all allocations
             self._rooms = {each for each in self._rooms if not each.expired()}
@@ -147,8 +149,8 @@ def _copied(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
     devices: set[torch.device] = set()
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
-        devices |= {each.device for each in (target, source) if each.is_cuda}
-    return [torch.cuda.current_stream(device).record_event() for device in devices]
+        devices |= {each.device for each in (target, source) if is_on_accelerator(each)}
+    return [torch.accelerator.current_stream(device).record_event() for device in devices]
 
 
 def _wait_for(events: list[Any]) -> None:

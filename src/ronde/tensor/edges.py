@@ -217,27 +217,31 @@ class _Arrived(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, total: torch.Tensor, divisor: float, context: Context
+        ctx: Any, value: torch.Tensor, total: torch.Tensor, divisor: float | torch.Tensor, context: Context
     ) -> torch.Tensor:
         ctx.context, ctx.divisor = context, divisor
         return (total / divisor).to(value.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
+        spread: Any = _Spread.apply(grads[0], ctx.context)
+        return (spread / ctx.divisor).to(spread.dtype), None, None, None
 
 
-def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
+def sum_ranks_deferred(
+    context: Context, value: torch.Tensor, divisor: float | torch.Tensor = 1
+) -> DeferredScalar:
     """Start `SumRanks(value) / divisor` of a scalar; reading the result waits for it.
 
     Args:
         value: summand of this rank, without dimensions.
-        divisor: a positive number, by which the sum is divided.
+        divisor: a positive number, by which the sum is divided, or a float64 tensor without dimensions,
+            which the host does not read.
     """
     _check_thread(context)
     value = resolve(value) if isinstance(value, DeferredScalar) else value  # deferred by an inner group
     if isinstance(value, FakeTensor):
-        return value / divisor  # pyright: ignore[reportReturnType]
+        return (value / divisor).to(value.dtype)  # pyright: ignore[reportReturnType]
     with torch.inference_mode(False):  # it is written to on arrival, perhaps outside of inference mode
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
@@ -250,7 +254,11 @@ def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1
         pending.wait()
         return (total / divisor).to(value.dtype)
 
-    return defer(context, value * (context.weight / divisor), arrive, number=number)
+    if isinstance(divisor, torch.Tensor):
+        share = (value.double() * (context.weight / divisor)).to(value.dtype)
+    else:
+        share = value * (context.weight / divisor)
+    return defer(context, share, arrive, number=number)
 
 
 class _Spread(Function):

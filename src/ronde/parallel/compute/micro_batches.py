@@ -18,6 +18,7 @@ from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.compute.micro_batch_pieces import RunOn, given_to, in_pieces, joined, rows_of, run_on
 from ronde.parallel.compute.replay import Replay
+from ronde.rng.device_states import same_draws
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves
 
@@ -74,13 +75,12 @@ class MicroBatches:
         return any(True for _ in call.module.children())
 
     def _in_pieces(self, call: ShardedCall, cut: Layout) -> Any:
-        devices = [torch.cuda.current_device()] if call.context.comm.on_cuda else []
         *before, last = range(cut.world_size)
         outputs: list[tuple[Any, ...]] = []
         for piece in before:
             # The next piece gets its rows of the same draws, if the draws have rows.
             cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
-            same = torch.random.fork_rng(devices, enabled=cuts)
+            same = same_draws(on_device=call.context.comm.on_cuda, enabled=cuts)
             with same, call.drawing(rows_of(call, cut, piece)):
                 outputs.append(self._first(call, given_to(call, cut, piece)))
         with call.drawing(rows_of(call, cut, last)):

@@ -38,6 +38,7 @@ from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
 from ronde.plan.compute import Schedule
 from ronde.plan.schedule import chunks_of, turns
 from ronde.policies.stages import Stages
+from ronde.rng.device_states import same_draws
 from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.layout import Layout, Pieces
 from ronde.tensor.tree import leaves, map_leaves
@@ -220,10 +221,9 @@ class Pipeline:
             last: whether no later micro-batch repeats the same draws; by default that of the last
                 micro-batch.
         """
-        devices = [torch.cuda.current_device()] if self._comm.on_cuda else []
         cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
         last = piece == whole.world_size - 1 if last is None else last
-        same = torch.random.fork_rng(devices, enabled=cuts) if not last else nullcontext()
+        same = nullcontext() if last else same_draws(on_device=self._comm.on_cuda, enabled=cuts)
         with same, call.drawing(rows_of(call, whole, piece) if whole.world_size > 1 else call.cut):
             yield
 

@@ -20,6 +20,7 @@ from ronde.comm.process_group import Comm
 from ronde.parallel.pipeline.micro_batch_losses import Gradients, MicroLosses, Weighing, agree, weighings
 from ronde.parallel.pipeline.pipeline import Pipeline
 from ronde.parallel.separate_leaves import SeparateLeaves
+from ronde.rng.device_states import device_states, set_device_states
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves
@@ -230,18 +231,13 @@ def _of_rows(leaf: Any, before: int, rows: int) -> Any:
     return leaf.detach()[:1].expand(rows, *leaf.shape[1:])
 
 
-def _generators() -> tuple[torch.Tensor, torch.Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if _on_cuda() else None
+def _generators() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.get_rng_state(), device_states()
 
 
-def _set_generators(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+def _set_generators(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
     torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])
-
-
-def _on_cuda() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    set_device_states(state[1])
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
+from ronde.rng.device_states import device_states
 from ronde.rng.random_state import host_states
 from ronde.runtime.checkpointing.own_models import OwnModels
 from ronde.runtime.checkpointing.rank_state import RankState, gathered
@@ -268,5 +269,4 @@ class Saver:
 
 
 def _random_states() -> Any:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda, host_states()
+    return torch.get_rng_state(), device_states(), host_states()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
+from ronde.rng.device_states import device_in_use
 from ronde.runtime.memory.census import StorageCensus
 from ronde.runtime.memory.process import allocated, peak_of_process, peak_on_device
 from ronde.trace.memory import Memory
@@ -120,7 +121,7 @@ class MemoryMeter:
         for kind, nbytes in self._settled.items():
             # Caches filled by the first steps look like activations.
             peaks[kind] = nbytes if kind == "activations" else max(nbytes, peaks.get(kind, 0))
-        on_device = self._on_cuda and torch.cuda.is_initialized()
+        on_device = self._on_cuda and device_in_use()
         total = peak_on_device() if on_device else peak_of_process()
         where = "device" if on_device else "process"
         return Memory(peaks=peaks, total=total, where=where, on_host=self._on_host)

@@ -32,7 +32,7 @@ def allocated(*, on_cuda: bool) -> Callable[[], int] | None:
     On a CPU glibc reports them. None where it cannot: before 2.33, or with another allocator in its place.
     """
     if on_cuda:
-        return torch.cuda.memory_allocated
+        return torch.accelerator.memory_allocated
     if os.environ.get("LD_PRELOAD"):
         return None
     asked = getattr(ctypes.CDLL(None), "mallinfo2", None)
@@ -60,4 +60,4 @@ def peak_of_process() -> int:
 
 def peak_on_device() -> int:
     """Return the peak of torch's allocator on the current device, in bytes."""
-    return torch.cuda.max_memory_allocated()
+    return torch.accelerator.max_memory_allocated()

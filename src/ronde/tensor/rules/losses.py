@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ronde.comm.device_library import is_on_accelerator
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context
 from ronde.tensor.edges import sum_ranks_deferred
@@ -117,6 +118,8 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     if weight is None and everywhere:
         # Every rank has all targets, and knows by itself how many count.
         known = _class_count(whole, gathered(target), None, named.get("ignore_index", -100))
+        if isinstance(known, torch.Tensor) and is_on_accelerator(known):
+            return sum_ranks_deferred(context, local_sum, known.double())  # to read it would wait
         if known > 0:
             return sum_ranks_deferred(context, local_sum, float(known))
     count = _class_count(rows, rows_target, weight, named.get("ignore_index", -100))
