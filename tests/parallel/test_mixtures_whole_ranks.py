@@ -103,17 +103,21 @@ def test_what_balances_experts_is_of_all_tokens(two: Ranks, plan: str, said: str
     compare(two, plan, hugging_face, "Mixtral", "eager", 7, True, tolerance=ROUNDING, said=said)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     "plan",
     [
-        "tensor=2,context=2",
-        "data=2,tensor=2",
         "data=2,context=2,zero3",
-        "tensor=2,pipeline=2",
-        "pipeline=2,context=2",
-        "tensor=2,context=2,sequence-parallel=on",
-        "data=2,tensor=2,recompute=full",
+        *(
+            pytest.param(plan, marks=pytest.mark.soak)
+            for plan in (
+                "tensor=2,context=2",
+                "data=2,tensor=2",
+                "tensor=2,pipeline=2",
+                "pipeline=2,context=2",
+                "tensor=2,context=2,sequence-parallel=on",
+                "data=2,tensor=2,recompute=full",
+            )
+        ),
     ],
 )
 def test_a_model_with_a_mixture_is_cut_by_several_axes(four: Ranks, plan: str) -> None:

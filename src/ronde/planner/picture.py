@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ronde.planner.answer import Answer
 from ronde.planner.memory import KINDS
 from ronde.planner.simulator import PipelineTimeline
-from ronde.report.number_format import show_duration
+from ronde.trace.number_format import show_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

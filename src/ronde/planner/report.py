@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ronde.planner.answer import Answer, InTime, NoFit, RankedPlan
 from ronde.planner.training import TrainingCost
-from ronde.report.number_format import show_duration, show_share
+from ronde.trace.number_format import show_duration, show_share
 
 __all__ = ["report"]
 

@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ronde.report.number_format import show_duration, show_number, show_share
 from ronde.report.run import Life, RankRun, RunState, read_run
 from ronde.report.series import PARTS, by_phase, losses, rates, stragglers
 from ronde.trace.memory import show_bytes
+from ronde.trace.number_format import show_duration, show_number, show_share
 from ronde.trace.phases import PHASES
 from ronde.trace.step_file import StepRecord
 

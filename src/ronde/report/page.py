@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ronde import __version__
 from ronde.report.chart import Line, Mark, line_chart, meter, stacked_bars, stacked_columns
-from ronde.report.number_format import show_duration, show_number, show_share
 from ronde.report.run import Life, RankRun, RunState
 from ronde.report.series import (
     PARTS,
@@ -24,6 +23,7 @@ from ronde.report.series import (
 )
 from ronde.report.style import SCRIPT, STYLE
 from ronde.trace.memory import show_bytes
+from ronde.trace.number_format import show_duration, show_number, show_share
 from ronde.trace.pace import pace_of, steady
 from ronde.trace.step_file import StepRecord
 

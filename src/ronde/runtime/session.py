@@ -270,7 +270,7 @@ class Session:
             plan=self.plan,
             mesh=self.groups.mesh,
             everybody=self.everybody,
-            rows=self.groups.rows,
+            reducing=self.groups.reducer,
             meet=self.groups.meet,
             context=self.context,
             reducer=self.reducer,

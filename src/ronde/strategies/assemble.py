@@ -42,7 +42,7 @@ def assemble(parts: SessionParts) -> Strategies:
     if "servers" in names:
         return _with_servers(parts)
     if "rows" in names:
-        rows = RowStrategy(parts.rows, parts.context, parts.reducer, parts.note)
+        rows = RowStrategy(parts.reducing, parts.context, parts.reducer, parts.note)
         return Strategies(ordered=[rows], state=rows.state, way=_way(parts), rows=rows)
     zero = _zero(parts, names, parts.context)
     return Strategies(ordered=zero, state=_state_of(zero), way=_way(parts))
@@ -57,14 +57,16 @@ def _with_servers(parts: SessionParts) -> Strategies:
     from ronde.strategies.servers import ServerStrategy
 
     assert parts.client is not None
-    served = ServerStrategy(parts.plan, parts.rows, parts.context, parts.reducer, parts.client, parts.note)
+    served = ServerStrategy(
+        parts.plan, parts.reducing, parts.context, parts.reducer, parts.client, parts.note
+    )
     return Strategies(ordered=[served], state=served.state, way=_way(parts))
 
 
 def _zero(parts: SessionParts, names: Sequence[StrategyName], context: Context) -> list[Strategy]:
     if "zero" not in names:
         return []
-    return [ZeroStrategy(parts.plan, parts.rows, context, parts.reducer, parts.note, parts.context)]
+    return [ZeroStrategy(parts.plan, parts.reducing, context, parts.reducer, parts.note, parts.context)]
 
 
 def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
@@ -207,10 +209,10 @@ class _Groups:
         mesh, parts, experts = self._mesh, self._parts, self._experts
         replicas = self._replicas()
         few = experts > 1 and len(replicas) > 1
-        cuts_parameters = parts.plan.state.on(parts.rows.world_size).cuts_parameters
+        cuts_parameters = parts.plan.state.on(parts.reducing.world_size).cuts_parameters
         beside = experts > 1 and mesh.degree("tensor") * mesh.degree("pipeline") > 1
         return BlockRanks(
-            rows=parts.rows,
+            rows=parts.reducing,
             group=self._of("blocks", self._others()),
             everybody=parts.everybody,
             places=self._places,

@@ -33,7 +33,7 @@ class SessionParts:
     Attributes:
         mesh: mesh of the plan, on these ranks.
         everybody: all ranks.
-        rows: the reducer's group.
+        reducing: the reducer's group, which also sums over tokens under `context`.
         meet: function that creates further groups.
         context: context of the script.
         client: connections to parameter servers, or None.
@@ -45,7 +45,7 @@ class SessionParts:
     plan: Plan
     mesh: MeshOfRanks
     everybody: Comm
-    rows: Comm
+    reducing: Comm
     meet: Meet
     context: Context
     reducer: Reducer
@@ -61,15 +61,15 @@ class SessionParts:
     @property
     def replicas(self) -> Context:
         """Context of the ranks over which whole parameters are updated."""
-        if self.rows.world_size == self.context.world_size:
+        if self.reducing.world_size == self.context.world_size:
             return self.context
-        return Context(comm=self.rows, adopt=lambda leaf: None)
+        return Context(comm=self.reducing, adopt=lambda leaf: None)
 
     @property
     def averages_tokens(self) -> bool:
         """Tell whether the reducer also sums gradients of a context group's tokens."""
         others = self.mesh.degree("data") * self.mesh.degree("context")
-        return self.plan.communication.compressor == "none" and self.rows.world_size == others
+        return self.plan.communication.compressor == "none" and self.reducing.world_size == others
 
     def meet_along(self, name: str, *axes: Axis) -> Comm:
         """Create the group of ranks that differ from this one along these axes only."""
