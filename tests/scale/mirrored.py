@@ -27,6 +27,7 @@ from ronde.launch.run_spec import RunSpec
 from ronde.plan import Plan
 from ronde.process.seeds import seed_all
 from ronde.runtime.session import Session
+from ronde.runtime.session_groups import SessionGroups
 from ronde.testing.run_ranks import Rank
 
 RANKS_OF_A_HOST = 8
@@ -103,22 +104,19 @@ class Mirrored:
         """There is nothing to let go of."""
 
 
-class MirroredSession(Session):
-    """A session of rank 0 whose groups are mirrors.
+class MirroredGroups:
+    """Joins groups of rank 0 that are mirrors.
 
     Attributes:
-        met: the ranks of each group that it has made, by the group's name.
+        met: name and size of each group that was joined.
     """
 
-    def __init__(self, config: RankConfig, plan: Plan, calls: list[Call]) -> None:
+    def __init__(self, ranks: int, calls: list[Call]) -> None:
+        self._everybody, self._seen = range(ranks), calls
         self.met: list[tuple[str, int]] = []
-        self._seen = calls
-        super().__init__(config, plan)
 
-    def _join(self, name: str, host: str | None, algorithm: Any) -> Comm:
-        return self._meet_members(name, host, range(self.config.place.world_size))
-
-    def _meet_members(self, name: str, host: str | None, members: Sequence[int]) -> Comm:
+    def join(self, name: str, algorithm: Any, members: Sequence[int] | None) -> Comm:
+        members = self._everybody if members is None else members
         self.met.append((name, len(members)))
         hosts = Counter(member // RANKS_OF_A_HOST for member in members)
         return Comm(
@@ -133,9 +131,10 @@ class MirroredSession(Session):
 @contextmanager
 def mirrored(
     ranks: int, plan: str, directory: Path, **run: Any
-) -> Iterator[tuple[MirroredSession, list[Call]]]:
-    """Rank 0 of so many, in the boundary of this plan; and its collectives so far."""
+) -> Iterator[tuple[Session, MirroredGroups, list[Call]]]:
+    """Install the boundary of a plan on rank 0 of `ranks`; yield its session, groups and collectives."""
     calls: list[Call] = []
+    groups = MirroredGroups(ranks, calls)
     place = RankPlace(
         rank=0, world_size=ranks, local_rank=0, local_world_size=min(ranks, RANKS_OF_A_HOST),
         hosts=max(1, ranks // RANKS_OF_A_HOST), run_dir=str(directory), store="tcp://127.0.0.1:1",
@@ -143,13 +142,14 @@ def mirrored(
     )  # fmt: skip
     config = RankConfig(run=RunSpec(script="", plan=plan, **run), place=place)
     seed_all(0)
-    session = MirroredSession(config, Plan.parse(plan), calls)
+    parsed = Plan.parse(plan)
+    session = Session(config, parsed, groups=SessionGroups(config, parsed, groups.join))
     try:
         session.install_boundary()
-        yield session, calls
+        yield session, groups, calls
     finally:
         session.uninstall_boundary()
-        session.leave_subgroups()
+        session.groups.leave_subgroups()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +199,7 @@ def trained(
         operations += event == "opcode" and frame.f_code.co_filename != __file__
         return traced
 
-    with mirrored(ranks, plan, directory, **run) as (session, calls):
+    with mirrored(ranks, plan, directory, **run) as (session, joined, calls):
         if session.checkpoints is not None:
             session.checkpoints.begin()
         joining, steps = list(calls), []
@@ -220,7 +220,7 @@ def trained(
             steps.append(calls[begun:])
         if session.checkpoints is not None:
             session.checkpoints.finish()
-        groups = [name for name, _ in session.met]
+        groups = [name for name, _ in joined.met]
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return Counted(groups, joining, steps, operations, files)
 
@@ -238,6 +238,6 @@ def groups_of(process: Rank, cases: Sequence[tuple[int, str]], directory: str) -
     if process.rank:
         return found
     for ranks, plan in cases:
-        with mirrored(ranks, plan, Path(directory)) as (session, _):
-            found.append(session.met)
+        with mirrored(ranks, plan, Path(directory)) as (_, joined, _):
+            found.append(joined.met)
     return found

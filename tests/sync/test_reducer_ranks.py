@@ -539,7 +539,7 @@ def leaves_of_fewer(rank: Rank, early: bool) -> list[list[float] | None]:
         early: it says so before, and has to be corrected when backward ends.
     """
     with _inside_a_model(rank) as session:
-        inner = session.reducer.of_fewer(session._meet_members("others", None, range(rank.world_size)))
+        inner = session.reducer.of_fewer(session.groups.meet("others", range(rank.world_size)))
         leaves = [torch.ones(2, dtype=_D, requires_grad=True) for _ in range(3)]
         for leaf in leaves:
             inner.adopt(leaf)
