@@ -23,12 +23,12 @@ def test_columns_are_as_many_as_the_least_host_has_ranks():
         (
             0,
             "[pair.cc:537] Read error [10.0.0.2]:57052: Connection timed out. This is",
-            "rank 0 lost its connection to the host there (10.0.0.2, rank 2): Connection timed out; see",
+            "rank 0 lost its connection to the host there (10.0.0.2, rank 2): Connection timed out; check",
         ),
         (
             2,
             "[pair.cc:1] Connection closed by peer [::ffff:10.0.0.1]:80",
-            "rank 2 lost its connection to the host here (10.0.0.1, ranks 0, 1); see",
+            "rank 2 lost its connection to the host here (10.0.0.1, ranks 0, 1); check",
         ),
     ],
 )

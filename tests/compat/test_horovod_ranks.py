@@ -249,7 +249,7 @@ def changing_sets() -> None:
     added = hvd.add_process_set([1, 2])
     if rank:
         assert calls.allgather(torch.tensor([rank]), process_set=added).tolist() == [1, 2]
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="exists already"):
         hvd.add_process_set([2, 1])
     assert hvd.remove_process_set(added)
     assert added.process_set_id is None

@@ -137,7 +137,7 @@ def test_a_run_on_hosts_that_ended_well_is_known_by_its_last_evidence(tmp_path: 
 
 def test_a_run_that_goes_on_is_asked_about_on_the_host_of_its_launcher(tmp_path: Path) -> None:
     note(tmp_path, 2**22 - 3, host="elsewhere")
-    with pytest.raises(UsageError, match=r"type ronde doctor .* on elsewhere"):
+    with pytest.raises(UsageError, match="started on elsewhere; run ronde doctor"):
         examine(tmp_path)
 
 

@@ -584,7 +584,7 @@ HAZARDS = {
     "warm-up by attribute": Hazard(_warm_up(lambda m: m.step), "parts", ""),
     "warm-up by buffer": Hazard(_warm_up(lambda m: m.steps), "parts", "host"),
     "warm-up by global dict": Hazard(_warm_up(lambda m: LIMIT["step"]), "parts", ""),
-    "every other call": Hazard(_every_other_call, "parts", "again and again"),
+    "every other call": Hazard(_every_other_call, "parts", "change often"),
     "seldom": Hazard(_seldom, "whole"),
     "norm of weights, annealed": Hazard(_standardized, "whole"),
     "annealed": Hazard(_annealed, "whole"),
