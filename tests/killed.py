@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from support import forked
+from ronde.testing import forked
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Names and times of their own are in what these write.

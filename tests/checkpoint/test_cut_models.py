@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ronde.checkpoint.export import find_checkpoint
-from support import forked
+from ronde.testing import forked
 from tools.scripts import MODELS
 
 # Gradients are there where a checkpoint is cut, as they are set to zero behind the forward.

@@ -11,7 +11,7 @@ import torch
 
 from ronde.runtime.checkpointing.rank_state import has_place
 from ronde.sync.compression.protocol import GradientCompression
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """
     import sys, torch

@@ -20,8 +20,8 @@ from ronde.checkpoint.state import mean_over_ranks
 from ronde.checkpoint.store import read_checkpoint
 from ronde.comm.process_group import Comm
 from ronde.runtime.checkpointing.agreed_cuts import AgreedCuts
+from ronde.testing import forked
 from ronde.trace.checkpoint_manifest import checkpoints_in
-from support import forked
 
 SCRIPT = """
     import os, signal, sys, time, torch, ronde

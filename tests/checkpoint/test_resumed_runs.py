@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from codes import without_code
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """
     import os, sys, torch

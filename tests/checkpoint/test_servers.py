@@ -22,8 +22,8 @@ from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.store import read_checkpoint
 from ronde.comm.process_group import Comm
 from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
+from ronde.testing import forked
 from ronde.trace.checkpoint_manifest import checkpoints_in
-from support import forked
 
 HEAD = """
     import os, sys, time, torch, ronde

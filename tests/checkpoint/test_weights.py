@@ -13,7 +13,7 @@ from ronde.checkpoint.export import find_checkpoint
 from ronde.checkpoint.layouts import Layout, write_weights
 from ronde.checkpoint.weights import copy_with_weights, read_weights
 from ronde.errors import UsageError
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """
     import sys, torch

@@ -23,7 +23,7 @@ from ronde.compat.byteps.data_parallel import DistributedDataParallel
 from ronde.compat.horovod import basics
 from ronde.compat.horovod.functions import broadcast_optimizer_state, broadcast_parameters
 from ronde.compat.horovod.operations import synchronize
-from support import forked
+from ronde.testing import forked
 
 On = Callable[..., list[Any]]
 SCRIPT = """

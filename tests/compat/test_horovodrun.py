@@ -14,7 +14,7 @@ from ronde.cli.entry import main
 from ronde.cli.horovodrun import _forwarded
 from ronde.compat.place import read_place
 from ronde.errors import LaunchError
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """
 import json, os, sys

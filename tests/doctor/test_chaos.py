@@ -20,9 +20,9 @@ from benchmarks.chaos.two_hosts import two_hosts
 from ronde.bench.machine import Machine
 from ronde.bench.reading import read_report
 from ronde.bench.table import table
+from ronde.testing import forked
 from ronde.trace.evidence import read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
-from support import forked
 
 NAMED = {case.name: case for case in CASES}
 DAILY = ("kill -9", "sleep", "extra collective on one rank")

@@ -12,7 +12,7 @@ from ronde.cluster.link_speed import LinkSpeed
 from ronde.doctor.finding import Finding
 from ronde.doctor.host_links import Pair, judge, rounds
 from ronde.doctor.preflight import lines
-from support import forked
+from ronde.testing import forked
 
 FAST, SLOW = LinkSpeed(1e-4, 1.2e9), LinkSpeed(2e-3, 125e3)
 

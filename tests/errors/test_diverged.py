@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from errors.normal import ADVICE, normal
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """\
 import os, torch

@@ -50,7 +50,7 @@ def test_a_rank_that_hangs_while_its_peer_waits(experiment: Any) -> None:
     code, text = said(experiment, BOARD + script, DRIVER_TIMEOUT="1.5")
     assert code == 1
     notice, _, end = text.partition("ronde: error: the run hung")
-    place = "rank 1 is at DIR/script.py:17, in wait_for_ever"
+    place = "rank 1 is at DIR/script.py:19, in wait_for_ever"
     assert notice == (
         "ronde: ranks have waited for 0.75 s; the run is ended after 1.5 s of this (--timeout)\n"
         f"  rank 0 waits at train.py:12: all_reduce of float32 [3]\n  {place}\n"

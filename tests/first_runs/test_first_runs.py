@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from first_runs import hub
-from support import forked
+from ronde.testing import forked
 
 HERE = Path(__file__).parent
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

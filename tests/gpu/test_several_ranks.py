@@ -13,10 +13,10 @@ import pytest
 
 from killed import Place, assert_close, assert_same
 from packages import missing
+from ronde.testing import forked
 from ronde.testing.parity import assert_parity
 from ronde.trace.explanation import read_explanation
 from ronde.verify.runs import Job, run_on_ranks, spawn
-from support import forked
 
 from .where import CPU, Where, places
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from apart import command_apart
 from ronde.doctor.run import examine
 from ronde.report.run import read_run
+from ronde.testing import forked
 from ronde.trace.checkpoint_manifest import checkpoints_in
-from support import forked
 
 SCRIPT = """
 import os, signal

@@ -15,10 +15,10 @@ from ronde.cli import main
 from ronde.report.page import page
 from ronde.report.run import read_run
 from ronde.report.series import by_phase, by_route
+from ronde.testing import forked
 from ronde.trace.events import read_events
 from ronde.trace.pace import pace_of
 from ronde.trace.step_file import StepsOfRank
-from support import forked
 
 SCRIPT = """
 import os, signal, sys, time, torch

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """\
 import datetime, time, torch

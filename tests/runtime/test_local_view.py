@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import forked
+from ronde.testing import forked
 
 pytest.importorskip("zmq")
 

@@ -13,7 +13,7 @@ import pytest
 
 from ronde.errors import LaunchError
 from ronde.runtime import api
-from support import forked
+from ronde.testing import forked
 
 TRAIN = """
 import atexit, sys, torch

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.forked import ForkedCommand
+from ronde.testing.forked import ForkedCommand
 
 BOUND_S = 100.0
 # Each starts ranks of its own, and differs from its siblings in an order only.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """\
 import sys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import forked
+from ronde.testing import forked
 
 pytest.importorskip("sklearn")
 

@@ -18,9 +18,9 @@ import psutil
 import torch
 
 from ronde.errors import UsageError
+from ronde.testing import forked
 from ronde.verify.proof import Proof, verify
 from ronde.verify.runs import Job, Starter
-from support import forked
 from tools.plans import RANKS, Column
 from tools.scripts import LAST_STEP, source
 

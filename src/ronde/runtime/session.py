@@ -123,7 +123,8 @@ class Session:
         self.tally = tally or Tally()
         self._entropy = entropy or Patches()
         self.retired = False
-        self.groups = groups or SessionGroups(config, plan, join_in_run(config))
+        paths = paths_of_rank(config.place.run_dir)
+        self.groups = groups or SessionGroups(config, plan, join_in_run(config, paths.is_private))
         comm = self.everybody = self.groups.everybody
         self.client = servers.connect(config, plan)
         clock = self.tally.clock
@@ -152,7 +153,7 @@ class Session:
         )
         self.files = ScriptFiles(
             comm=comm,
-            paths=paths_of_rank(config.place.run_dir),
+            paths=paths,
             whole=materialize,
             shared=config.place.temporary or config.place.run_dir,
             temporary=TemporaryFolders(config.place.temporary, run_id_of(config, os.environ)),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from ronde.cluster.mesh import Axis, MeshOfRanks
 from ronde.comm.process_group import Comm
-from ronde.files import paths_of_rank
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
 from ronde.plan.algorithm import inside_model
@@ -20,9 +19,13 @@ Join = Callable[[str, Algorithm, "Sequence[int] | None"], Comm]
 """Joins the group with a name, an algorithm, and members; None: all ranks of the session."""
 
 
-def join_in_run(config: RankConfig) -> Join:
-    """Return the function that joins groups of a run's ranks."""
-    host, own_file = listens_on(config), paths_of_rank(config.place.run_dir).is_private
+def join_in_run(config: RankConfig, own_file: Callable[[str], bool]) -> Join:
+    """Return the function that joins groups of a run's ranks.
+
+    Args:
+        own_file: predicate for files of which each rank has one of its own, by path; their names differ.
+    """
+    host = listens_on(config)
 
     def join(name: str, algorithm: Algorithm, members: Sequence[int] | None) -> Comm:
         if members is None:

@@ -25,7 +25,7 @@ from codes import without_code
 from ronde.server.serving.manifest import VersionManifest, path_of
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
-from support import forked
+from ronde.testing import forked
 
 SCRIPT = """
     import sys, torch, ronde
