@@ -241,18 +241,28 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
     return Observed(call.verdict, output, True, steps, start)
 
 
+class _Together:
+    """Runs work with collectives on all ranks or on none, and the whole of it on all.
+
+    An object, as a function that names itself would keep the observed call's tensors until a collection.
+    """
+
+    def __init__(self, context: Context, together: Callable[[Callable[[], Any]], Any]) -> None:
+        self._context, self._together = context, together
+
+    def __call__(self, work: Callable[[], Any]) -> Any:
+        self._context.together = None  # all ranks have agreed to run the whole of it
+        try:
+            return self._together(work)
+        finally:
+            self._context.together = self
+
+
 @contextmanager
 def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     """Let collectives inside of the block run on all ranks or on none."""
 
-    def once(work: Callable[[], Any]) -> Any:
-        context.together = None  # all ranks have agreed to run the whole of it
-        try:
-            return together(work)
-        finally:
-            context.together = once
-
-    context.together = once
+    context.together = _Together(context, together)
     try:
         # A rank with a problem leaves the module before others do.
         with context.comm.at_one_line(), context.everybody.at_one_line():
