@@ -242,7 +242,7 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
 
 
 class _Together:
-    """Runs work with collectives on all ranks or on none, and the whole of it on all.
+    """Runner of work with collectives, on all ranks or on none.
 
     An object, as a function that names itself would keep the observed call's tensors until a collection.
     """
