@@ -79,11 +79,7 @@ def _summary(run: Path) -> RankSummary:
 
 def _with_host(cluster: Cluster, times: float) -> Cluster:
     """Return the cluster with a multiple of the host's seconds for each operation."""
-    groups = tuple(
-        dataclasses.replace(group, device=dataclasses.replace(group.device, host=group.device.host * times))
-        for group in cluster.groups
-    )
-    return dataclasses.replace(cluster, groups=groups)
+    return cluster.with_devices(lambda device: dataclasses.replace(device, host=device.host * times))
 
 
 def predicted_seconds(cluster: Cluster, graph: CostGraph, summary: RankSummary) -> float:

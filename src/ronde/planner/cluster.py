@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ronde.planner.device import Device
 from ronde.planner.link import Link
@@ -97,6 +97,11 @@ class Cluster:
     def memory(self) -> float:
         """Bytes of the smallest device that are left for a training."""
         return min(group.device.memory for group in self.groups) - self.context
+
+    def with_devices(self, change: Callable[[Device], Device]) -> Cluster:
+        """Return this cluster with each device changed."""
+        groups = tuple(dataclasses.replace(group, device=change(group.device)) for group in self.groups)
+        return dataclasses.replace(self, groups=groups)
 
     def resized(self, devices: int) -> Cluster:
         """Return this cluster with `devices` devices, filled in the order of groups.

@@ -44,7 +44,7 @@ def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wa
         "compute": seconds(_ideal_kernels(cluster)),
         "memory": min(total, best_without_memory),
         "communication": seconds(dataclasses.replace(cluster, node=_FREE, network=_FREE)),
-        "host": seconds(_with_device(cluster, host=0.0)),
+        "host": seconds(cluster.with_devices(lambda device: dataclasses.replace(device, host=0.0))),
         "bubble": total - float(usual.bubble[0]),
         "data": seconds(dataclasses.replace(cluster, loader=None)),
     }
@@ -54,23 +54,16 @@ def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wa
 
 def _ideal_kernels(cluster: Cluster) -> Cluster:
     """Return the cluster with kernels that reach the data sheet."""
-    ideal = _with_device(
-        cluster,
-        gemm_floor=0.0,
-        gemm_efficiency=1.0,
-        gemm_bandwidth=max(1.0, cluster.slowest.gemm_bandwidth),
-        attention_efficiency=1.0,
-        copy_efficiency=1.0,
-        launch=0.0,
-        sustained=1.0,
+    ideal = cluster.with_devices(
+        lambda device: dataclasses.replace(
+            device,
+            gemm_floor=0.0,
+            gemm_efficiency=1.0,
+            gemm_bandwidth=max(1.0, device.gemm_bandwidth),
+            attention_efficiency=1.0,
+            copy_efficiency=1.0,
+            launch=0.0,
+            sustained=1.0,
+        )
     )
     return dataclasses.replace(ideal, factor=min(1.0, cluster.factor))
-
-
-def _with_device(cluster: Cluster, **constants: float) -> Cluster:
-    """Return the cluster with these constants of `Device` on all devices."""
-    groups = tuple(
-        dataclasses.replace(group, device=dataclasses.replace(group.device, **constants))
-        for group in cluster.groups
-    )
-    return dataclasses.replace(cluster, groups=groups)

@@ -229,9 +229,11 @@ class PipelineStrategy(Strategy):
 
         A model in parts calls it then, so no stage has it for itself.
         """
-        if self._mixtures is None or self._mixtures.is_part(module):
-            return self._mixtures is not None
-        return self._mixtures.is_called_by(unit.module for unit in self._stages_of(module).units)
+        if self._mixtures is None:
+            return False
+        return self._mixtures.is_part(module) or self._mixtures.is_called_by(
+            unit.module for unit in self._stages_of(module).units
+        )
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
