@@ -40,7 +40,7 @@ class Case:
 
 
 # Rows of a rank are not below 16: with fewer, and one thread, torch leaves oneDNN for slower convolutions.
-_RESNET50 = {"stages": (3, 4, 6, 3), "width": 64, "classes": 1000, "image": 32}
+_RESNET50 = {"stages": (3, 4, 6, 3), "width": 64, "classes": 1000, "image": 64}
 _BERT_BASE = {
     "layers": 12, "width": 768, "heads": 12, "vocabulary": 30_522, "length": 16, "masked": 2, "classes": 2,
 }  # fmt: skip
@@ -52,6 +52,10 @@ _ALL = (
     Case(
         name="resnet50", model="resnet", sizes=_RESNET50, batch=32, warm_up=3, steps=4, optimizer="sgd",
         learning_rate=1e-3, local_statistics=True,
+    ),
+    Case(
+        name="resnet50-32px", model="resnet", sizes={**_RESNET50, "image": 32}, batch=32, warm_up=3, steps=6,
+        optimizer="sgd", learning_rate=1e-3, local_statistics=True,
     ),
     Case(
         name="bert-base", model="bert", sizes=_BERT_BASE, batch=8, warm_up=2, steps=2, optimizer="adam",
@@ -72,4 +76,4 @@ _ALL = (
     ),
 )  # fmt: skip
 CASES = {each.name: each for each in _ALL}
-USUAL = ("resnet50", "bert-base", "bert-text")
+USUAL = ("resnet50", "resnet50-32px", "bert-base", "bert-text")
