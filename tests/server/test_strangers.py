@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,58 +19,11 @@ from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.envelope import Kind, close_envelope, open_envelope, read_refusal
 from ronde.server.transport.service import Service
 from ronde.server.transport.wire import Message, Opcode, encode
+from server.relay import TO_CLIENT, TO_SERVER, relay
 from server.running import TOKEN
 
 RUN = bytes.fromhex(TOKEN)
 VALUES = np.frombuffer(b"gradient" * 7_000, np.float32)
-
-
-class Tapped:
-    """A line to a server that keeps what goes over it, and may change pieces.
-
-    Args:
-        change: function of a direction and a piece, which returns the piece that goes on.
-    """
-
-    def __init__(self, endpoint: str, change: Callable[[str, bytes], bytes]) -> None:
-        host, port = endpoint.removeprefix("tcp://").split(":")
-        self._target, self._change = (host, int(port)), change
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.heard: dict[str, bytearray] = {"to server": bytearray(), "to client": bytearray()}
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        self._end(self._listener)
-        self._threads[0].join()  # nobody else comes
-        for each in self._sockets:
-            self._end(each)
-        for each in self._threads:
-            each.join()
-
-    def _end(self, each: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-        each.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
-                self._sockets += [near, far]
-                for name, ends in (("to server", (near, far)), ("to client", (far, near))):
-                    self._threads.append(threading.Thread(target=self._pass_on, args=(name, *ends)))
-                    self._threads[-1].start()
-
-    def _pass_on(self, name: str, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while piece := source.recv(65536):
-                piece = self._change(name, piece)
-                self.heard[name] += piece
-                target.sendall(piece)
 
 
 @contextlib.contextmanager
@@ -90,12 +43,15 @@ def serving(told: list[str] | None = None) -> Iterator[Service]:
         service.close()
 
 
-@contextlib.contextmanager
-def tapped(
-    endpoint: str, change: Callable[[str, bytes], bytes] = lambda name, piece: piece
-) -> Iterator[Tapped]:
-    with contextlib.closing(Tapped(endpoint, change)) as line:
-        yield line
+class Heard:
+    """Keeps what a relay passes on, in each direction."""
+
+    def __init__(self) -> None:
+        self.pieces = {TO_SERVER: bytearray(), TO_CLIENT: bytearray()}
+
+    def __call__(self, name: str, piece: bytes) -> bytes:
+        self.pieces[name] += piece
+        return piece
 
 
 def train(endpoint: str) -> dict[str, Any]:
@@ -110,19 +66,21 @@ def train(endpoint: str) -> dict[str, Any]:
 
 
 def test_who_listens_learns_neither_token_nor_values() -> None:
-    with serving() as service, tapped(service.endpoint) as line:
-        train(line.endpoint)
-        for heard in line.heard.values():
+    line = Heard()
+    with serving() as service, relay(service.endpoint, line) as endpoint:
+        train(endpoint)
+        for heard in line.pieces.values():
             assert len(heard) > VALUES.nbytes
             for secret in (RUN, TOKEN.encode(), b"gradient", b"float32", b"keys"):
                 assert secret not in heard
 
 
 def test_a_conversation_that_is_repeated_changes_nothing() -> None:
+    line = Heard()
     with serving() as service:
-        with tapped(service.endpoint) as line:
-            applied = train(line.endpoint)["counts"]["applied"]
-            repeated = bytes(line.heard["to server"])
+        with relay(service.endpoint, line) as endpoint:
+            applied = train(endpoint)["counts"]["applied"]
+            repeated = bytes(line.pieces[TO_SERVER])
         host, port = service.endpoint.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as stranger:
             greeting = 64  # ZeroMQ's, which each end sends first
@@ -139,7 +97,7 @@ def test_a_conversation_that_is_repeated_changes_nothing() -> None:
     assert service.refused["token"] == 1, "the proof is for another challenge"
 
 
-@pytest.mark.parametrize("direction", ["to server", "to client"])
+@pytest.mark.parametrize("direction", [TO_SERVER, TO_CLIENT])
 def test_a_changed_byte_is_found_and_the_message_sent_again(direction: str) -> None:
     changed: list[int] = []
 
@@ -149,10 +107,10 @@ def test_a_changed_byte_is_found_and_the_message_sent_again(direction: str) -> N
         changed.append(len(piece))
         return piece[:20_000] + bytes([piece[20_000] ^ 1]) + piece[20_001:]
 
-    with serving() as service, tapped(service.endpoint, change) as line:
-        status = train(line.endpoint)
+    with serving() as service, relay(service.endpoint, change) as endpoint:
+        status = train(endpoint)
     assert changed
-    assert service.refused["seal"] == (direction == "to server")
+    assert service.refused["seal"] == (direction == TO_SERVER)
     assert status["counts"]["applied"] == 2
 
 
