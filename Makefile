@@ -51,7 +51,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools meshes shares rules alarms gpu bench docs clean
+.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools trainers meshes shares rules alarms gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -105,6 +105,9 @@ alarms: $(READY) ## 200 proofs of right runs by ronde verify, and how many of th
 
 tools: $(READY) ## the table of tools by plans (tests/tools), and its page
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m tools $(ARGS)
+
+trainers: $(READY) ## other people's trainers beside plain Python (tests/trainers), and their page (ARGS=hf_classification: one row)
+	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m trainers $(ARGS)
 
 meshes: $(READY) ## the table of meshes by the other axes, in docs/reference/plan.md (ARGS="tensor=2 precision=bf16": tries one cell)
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m meshes $(ARGS)

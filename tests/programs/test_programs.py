@@ -13,7 +13,8 @@ import pytest
 
 from programs import listing, page
 from programs.listing import Program
-from programs.run import Outcome, printed_apart, row, run
+from programs.outcome import Outcome, printed_apart
+from programs.run import row, run
 from programs.standins import known, provide
 from support.warm import WarmHost
 
