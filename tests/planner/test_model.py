@@ -20,7 +20,7 @@ from ronde.planner.memory import held, in_flight
 from ronde.planner.software import Software, ronde_software
 from ronde.planner.step import step
 from ronde.planner.this_host import host_of
-from ronde.planner.transformer import MODELS, read_model, transformer_graph
+from ronde.planner.transformer import MODELS, TransformerSizes, read_model, transformer_graph
 
 
 def test_the_figures_on_public_tables_are_reached() -> None:
@@ -178,11 +178,59 @@ def test_small_micro_batches_wait_for_the_host() -> None:
     graph, cluster = transformer_graph(MODELS["gpt2-small"]), read_cluster("dgx-a100").resized(1)
     software = ronde_software("bf16", 2, 4, 25e6)
     small, large = (Candidates.one(Point(1, micro_batches=count)) for count in (512, 16))
-    compiled = dataclasses.replace(software, compiled=True)
+    compiled = dataclasses.replace(software, kernels="fused")
     waits = step(cluster, graph, small, software)
     assert waits.host[0] > 0.3 * waits.total[0]
     assert step(cluster, graph, small, compiled).host[0] < waits.host[0]
     assert step(cluster, graph, large, software).host[0] == 0
+
+
+MEGATRON = dataclasses.replace(
+    ronde_software("fp16", 2, 2, 1e12),
+    stops_early=False,
+    pieces_again=False,
+    overlaps=False,
+    keeps_results=False,
+)
+
+
+def seconds(software: Software, point: Point, **sizes: object) -> float:
+    """A step of a small model on A100."""
+    model = TransformerSizes(
+        name="small", layers=8, hidden=1024, heads=16, vocabulary=51200, sequence=1024, batch=8,
+        fused_attention=False,
+    )  # fmt: skip
+    graph = transformer_graph(dataclasses.replace(model, **sizes))  # type: ignore[arg-type]
+    cluster = read_cluster("dgx-a100").resized(point.data * point.tensor * point.pipeline)
+    return float(step(cluster, graph, Candidates.one(point), software).total[0])
+
+
+def test_recomputation_ends_before_the_last_product_and_its_sum() -> None:
+    """A third of the products of forward, and one sum of two, are not run again."""
+    early = dataclasses.replace(MEGATRON, stops_early=True)
+    kept, again, short = (
+        seconds(software, Point(1, tensor=2, recompute=recompute), batch=64, hidden=4096)
+        for software, recompute in ((MEGATRON, 0), (MEGATRON, 2), (early, 2))
+    )
+    assert 0.6 < (short - kept) / (again - kept) < 0.75
+
+
+def test_a_host_that_waits_for_exchanges_starts_its_loop_late() -> None:
+    """In each micro-batch, and not without a pipeline (Megatron-LM's `p2p_communication`)."""
+    looped = dataclasses.replace(MEGATRON, loop=40.0)
+    waiting = dataclasses.replace(looped, waits=True)
+    large = {"batch": 64, "hidden": 4096}
+    for point, times in ((Point(1, micro_batches=8), 0), (Point(1, pipeline=2, micro_batches=8), 9)):
+        late = seconds(waiting, point, **large) - seconds(looped, point, **large)
+        assert late == pytest.approx(times * 40 * 55e-6, rel=0.01, abs=1e-9)
+
+
+def test_few_heads_leave_the_fused_softmax() -> None:
+    """With two heads on a rank and one sample (Megatron-LM: heads times samples must be a multiple of 4)."""
+    strict = dataclasses.replace(MEGATRON, fused_heads=4)
+    for tensor, micros, slower in ((4, 8, False), (8, 8, True), (8, 4, False)):
+        point = Point(1, tensor=tensor, micro_batches=micros)
+        assert (seconds(strict, point) > 1.05 * seconds(MEGATRON, point)) == slower
 
 
 def test_a_host_is_what_was_measured_on_it() -> None:

@@ -267,7 +267,7 @@ def test_outside_of_what_was_fitted_the_interval_is_wider() -> None:
 
 
 def test_candidates_spell_plans_and_back() -> None:
-    from ronde.planner.drawing import point_of
+    from ronde.planner.candidates import point_of
 
     every = enumerate_candidates(transformer_graph(SMALL), 16, Fixed())
     for place in range(0, len(every), 11):

@@ -133,6 +133,59 @@ def test_a_batch_that_is_given_by_name(tmp_path: Path, output: str) -> None:
     assert (amounts["rows"], amounts["tokens"]) == (16, 12)
 
 
+@pytest.mark.parametrize(
+    ("line", "kernels"),
+    [
+        ("model = torch.compile(model)", "fused"),
+        ("model.compile(mode='reduce-overhead')", "captured"),
+        ("model = torch.compile(model, options={'triton.cudagraphs': True})", "captured"),
+    ],
+)
+def test_what_the_script_compiles_is_counted_as_it_starts(tmp_path: Path, line: str, kernels: str) -> None:
+    text = SMALL.replace('model.to("cpu")', line).replace("LAST", "pass")
+    script = tmp_path / "compiled.py"
+    script.write_text(text)
+    compiled, plain = (trace_script(each, []) for each in (str(script), written(tmp_path)))
+    assert compiled == {**plain, "kernels": kernels}
+
+
+MIXED = """
+import torch
+from torch import nn
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(16, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)) for _ in range(4))
+
+    def forward(self, x):
+        choices = self.gate(x).topk(2, -1).indices
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(choices == number)[0]
+            out.index_add_(0, rows, expert(x[rows]))
+        return out
+
+model = nn.Sequential(Mixture(), Mixture())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(64, 16)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_experts_and_what_they_are_handed(tmp_path: Path) -> None:
+    """Two of four experts for each of 64 rows."""
+    script = tmp_path / "mixed.py"
+    script.write_text(MIXED)
+    graph = graph_of(trace_script(str(script), [], real=True), str(script))
+    assert (graph.experts, graph.layers) == (4, 2)
+    assert graph.block.parameters_routed == 4 * (16 * 32 + 32 + 32 * 16 + 16)
+    assert graph.block.parameters == graph.block.parameters_routed + 4 * 16
+    assert graph.block.routed == 2 * 16
+
+
 @pytest.mark.parametrize("device", ['"cuda" if torch.cuda.is_available() else "cpu"', '"cuda"'])
 def test_a_script_for_a_device_that_is_there_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
@@ -204,12 +257,18 @@ def test_no_model_or_no_step_is_said(tmp_path: Path, script: str, said: str) -> 
 
 def test_blocks_without_a_model_of_blocks() -> None:
     part = {
-        **dict.fromkeys(("attention_flops", "moved", "saved", "masks", "saved_bytes", "results", "cut"), 0.0),
+        **dict.fromkeys(
+            ("attention_flops", "moved", "saved", "masks", "saved_bytes", "results", "cut", "routed"), 0.0
+        ),
         **dict.fromkeys(("head_size", "kernels", "calls"), 0),
         "products": [],
         "parameters": 10.0,
+        "parameters_routed": 0.0,
+        "tables": 0.0,
         "output": 4.0,
     }
     amounts = {"first": part, "last": part, "blocks": [], "rows": 4, "tokens": 1, "heads": 0, "slots": 1}
-    graph = graph_of({**amounts, "itemsize": 4}, os.fspath("x.py"))
+    graph = graph_of(
+        {**amounts, "itemsize": 4, "experts": 1, "kernels": "eager", "tables": []}, os.fspath("x.py")
+    )
     assert (graph.layers, graph.parameters) == (0, 20.0)

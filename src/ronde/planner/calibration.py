@@ -10,13 +10,10 @@ import numpy as np
 
 from ronde.errors import UsageError
 from ronde.plan import expand
-from ronde.planner.candidates import Candidates
+from ronde.planner.candidates import Candidates, point_of
 from ronde.planner.cluster import Cluster
-from ronde.planner.drawing import point_of
-from ronde.planner.estimate import Setting, seconds_of
+from ronde.planner.estimate import seconds_of, setting_of
 from ronde.planner.graph import CostGraph
-from ronde.planner.software import software_of
-from ronde.planner.traffic import traffic_of
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, read_summary
 
@@ -85,12 +82,6 @@ def _with_host(cluster: Cluster, times: float) -> Cluster:
 def predicted_seconds(cluster: Cluster, graph: CostGraph, summary: RankSummary) -> float:
     """Return the model's seconds of a step of that run."""
     plan = expand(*([summary.plan] if summary.plan else []))
-    setting = Setting(
-        cluster=cluster.resized(summary.world_size),
-        graph=graph,
-        software=software_of(plan, graph, cluster),
-        algorithm=plan.communication.algorithm,
-        traffic=traffic_of(plan),
-    )
+    setting = setting_of(cluster.resized(summary.world_size), graph, plan)
     one = Candidates.one(point_of(str(plan), summary.world_size))
     return float(seconds_of(setting, one).total[0])

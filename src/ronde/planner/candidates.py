@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.plan import Mesh, Plan
+from ronde.plan import Mesh, Plan, expand
+from ronde.plan.schedule import CHUNKS
 
-__all__ = ["PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan_of"]
+__all__ = ["PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan_of", "point_of"]
 
 Ints = NDArray[np.int64]
 
@@ -92,4 +93,24 @@ def plan_of(point: Point, base: Plan) -> Plan:
             recompute=recompute,
             schedule=schedule,
         ),
+    )
+
+
+def point_of(plan_text: str, devices: int) -> Point:
+    """Return the candidate that a plan names for this number of devices."""
+    plan = expand(plan_text).for_ranks(devices)
+    mesh = plan.mesh
+    schedule = plan.compute.schedule or ("gpipe" if mesh.pipeline > 1 else "1f1b")
+    placement = plan.state.placement
+    return Point(
+        data=mesh.data or devices // mesh.model_ranks,
+        tensor=mesh.tensor,
+        pipeline=mesh.pipeline,
+        context=mesh.context,
+        expert=mesh.expert,
+        micro_batches=plan.compute.micro_batches,
+        placement=PLACEMENTS.index(placement) if placement in PLACEMENTS else 0,
+        recompute=RECOMPUTES.index(plan.compute.recompute),
+        schedule=SCHEDULES.index(schedule),
+        chunks=CHUNKS if schedule == "interleaved" else 1,
     )

@@ -71,10 +71,10 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
         micros = [each for each in _only(fixed.micro_batches, _pieces(samples)) if each <= samples]
         if not micros:
             continue
-        states = _only(fixed.placement, range(4) if pipeline == 1 else range(2))
+        states = _only(fixed.placement, range(4))
         if data * context == 1:
             states = _only(fixed.placement, [0])
-        recomputes = _only(fixed.recompute, range(3))
+        recomputes = _only(fixed.recompute, range(3) if graph.kernels == "eager" else [0])
         schedules = list(_schedules(graph, pipeline, fixed))
         grid = np.array(np.meshgrid(micros, states, recomputes, np.arange(len(schedules)), indexing="ij"))
         flat = grid.reshape(4, -1)
@@ -108,6 +108,9 @@ def _degrees(graph: CostGraph, devices: int, fixed: Fixed, node: int) -> Iterato
     ]
     pipelines = [each for each in _divisors(devices) if each <= max(1, graph.layers)]
     contexts = [1, 2, 4, 8] if graph.heads and graph.tokens >= 4096 else [1]
+    if graph.kernels != "eager":
+        # A model that the script compiles is neither cut nor recomputed.
+        tensors = pipelines = contexts = [1]
     for tensor in _only(fixed.tensor, tensors):
         for pipeline in _only(fixed.pipeline, pipelines):
             for context in _only(fixed.context, contexts):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.plan import Plan
+from ronde.plan.compute import Schedule
 from ronde.planner.candidates import SCHEDULES, Candidates, Point
 from ronde.planner.cluster import Cluster
 from ronde.planner.graph import CostGraph
 from ronde.planner.memory import MemoryUse, held, stage_layers
 from ronde.planner.simulator import PipelineTimeline, simulate
-from ronde.planner.software import Software
+from ronde.planner.software import Software, software_of
 from ronde.planner.step import StageSeconds, StepTime, samples_of, stages, step
-from ronde.planner.traffic import USUAL, PlanTraffic
+from ronde.planner.traffic import USUAL, PlanTraffic, traffic_of
 
-__all__ = ["Setting", "memory_of", "seconds_of", "simulated", "timeline_of"]
+__all__ = ["Setting", "memory_of", "seconds_of", "setting_of", "simulated", "timeline_of"]
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +36,17 @@ class Setting:
     software: Software
     algorithm: str = "auto"
     traffic: PlanTraffic = USUAL
+
+
+def setting_of(cluster: Cluster, graph: CostGraph, plan: Plan) -> Setting:
+    """Return the inputs of a plan on a cluster."""
+    return Setting(
+        cluster=cluster,
+        graph=graph,
+        software=software_of(plan, graph, cluster),
+        algorithm=plan.communication.algorithm,
+        traffic=traffic_of(plan),
+    )
 
 
 def memory_of(setting: Setting, candidates: Candidates) -> MemoryUse:
@@ -53,20 +67,40 @@ def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Pi
 
     Each stage has its own number of layers.
     """
-    one = Candidates.one(point)
-    each = stages(setting.cluster, setting.graph, one, setting.software)
-    forward, backward = _every_stage(setting.graph, point, each)
-    send = float(each.send[0]) * setting.cluster.factor
-    near = point.tensor * point.context * point.data < setting.cluster.node_size
+    schedule, forward, backward, chunks, send, busy = _inputs(setting, point)
     return simulate(
-        SCHEDULES[point.schedule],
-        [seconds * setting.cluster.factor for seconds in forward],
-        [seconds * setting.cluster.factor for seconds in backward],
-        micros or point.micro_batches,
-        chunks=point.chunks,
-        send=send,
-        busy=0.0 if near else send,
+        schedule, forward, backward, micros or point.micro_batches, chunks=chunks, send=send, busy=busy
     )
+
+
+def _inputs(
+    setting: Setting, point: Point
+) -> tuple[Schedule, tuple[float, ...], tuple[float, ...], int, float, float]:
+    """Return the schedule, seconds of all stages forward and backward, chunks, send, and busy link."""
+    one = Candidates.one(point)
+    factor = setting.cluster.factor
+    each = stages(setting.cluster, setting.graph, one, setting.software)
+    forward, backward = (
+        tuple(factor * seconds for seconds in line) for line in _every_stage(setting.graph, point, each)
+    )
+    send = float(each.send[0]) * factor
+    near = point.tensor * point.context * point.data < setting.cluster.node_size
+    return SCHEDULES[point.schedule], forward, backward, point.chunks, send, 0.0 if near else send
+
+
+@functools.lru_cache(maxsize=64)
+def _pipeline_seconds(
+    schedule: Schedule,
+    forward: tuple[float, ...],
+    backward: tuple[float, ...],
+    chunks: int,
+    send: float,
+    busy: float,
+    micros: int,
+) -> float:
+    """Return the seconds of a pipeline. Plans that divide state differently have the same one."""
+    ran = simulate(schedule, forward, backward, micros, chunks=chunks, send=send, busy=busy, drawn=False)
+    return ran.seconds
 
 
 def _every_stage(graph: CostGraph, point: Point, each: StageSeconds) -> tuple[list[float], list[float]]:
@@ -98,7 +132,7 @@ def simulated(setting: Setting, point: Point, closed: StepTime, place: int) -> f
     few = min(point.micro_batches, max(_MICROS * group, group + 1))
     if point.schedule == 2:
         few = min(point.micro_batches, -(-few // group) * group)
-    ran = timeline_of(setting, point, few).seconds
+    ran = _pipeline_seconds(*_inputs(setting, point), few)
     body = float(closed.compute[place] + closed.exchange[place] + closed.host[place])
     rest = (point.micro_batches - few) * body / point.micro_batches
     return ran + rest + float(closed.gradients[place] + closed.optimizer[place] + closed.loader[place])

@@ -6,11 +6,14 @@ It does not depend on the placement on devices.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
-__all__ = ["Attention", "CostGraph", "Matmul", "ModelBlock"]
+__all__ = ["KERNELS", "Attention", "CostGraph", "Kernels", "Matmul", "ModelBlock"]
 
 Cut = Literal["columns", "rows", "whole"]
+Kernels = Literal["eager", "fused", "captured"]
+KERNELS: tuple[Kernels, ...] = get_args(Kernels)
+"""Ways in which a model's operations start."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +48,9 @@ class Attention:
         saved, masks: values kept for backward, for each sample: numbers, and further bytes.
         fused: whether one kernel does it all (flash attention).
         head_size: numbers of a head.
+        scores: numbers that one product writes and the next reads, for each sample; 0 where it is fused.
+        keys: numbers of keys and values, for each sample.
+        heads: number of heads; 0 where it is not known.
     """
 
     flops: float
@@ -53,6 +59,9 @@ class Attention:
     masks: float
     fused: bool
     head_size: int
+    scores: float = 0.0
+    keys: float = 0.0
+    heads: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +72,9 @@ class ModelBlock:
 
     Attributes:
         parameters_cut, parameters_whole: numbers that tensor parallelism divides, and numbers that it
-            repeats.
+            repeats; those of experts apart.
+        parameters_routed: numbers of experts, which expert and tensor parallelism divide.
+        routed: numbers handed to experts; they give back as many.
         matmuls: products with weights.
         attention: the attention, or None.
         moved_cut, moved_whole: numbers that element-wise work reads and writes.
@@ -80,6 +91,8 @@ class ModelBlock:
     name: str
     parameters_cut: float = 0.0
     parameters_whole: float = 0.0
+    parameters_routed: float = 0.0
+    routed: float = 0.0
     matmuls: tuple[Matmul, ...] = ()
     attention: Attention | None = None
     moved_cut: float = 0.0
@@ -96,7 +109,7 @@ class ModelBlock:
 
     @property
     def parameters(self) -> float:
-        return self.parameters_cut + self.parameters_whole
+        return self.parameters_cut + self.parameters_whole + self.parameters_routed
 
     @property
     def flops(self) -> float:
@@ -120,6 +133,7 @@ class CostGraph:
         slots: numbers that the optimizer keeps for each parameter.
         itemsize: bytes of a parameter in the script's own dtype.
         experts: experts of a block; 1 without.
+        kernels: how the model's own operations start: other than `eager` where the script compiles it.
         source: the origin of the graph.
     """
 
@@ -135,6 +149,7 @@ class CostGraph:
     slots: int = 2
     itemsize: int = 4
     experts: int = 1
+    kernels: Kernels = "eager"
     source: str = ""
 
     @property

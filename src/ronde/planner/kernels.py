@@ -24,6 +24,9 @@ _SLOW_HEAD = 3.0
 _FUSED_BACKWARD = 2.5
 # Two products, the softmax with its mask, dropout, and one to bring heads together.
 _UNFUSED = 5
+# Without the fused softmax there are six operations in place of one: a cast to float32, the scale, the mask,
+# the softmax, a cast back (Megatron-LM, `forward_torch_softmax`), and the mask is made for them.
+_EAGER_SOFTMAX = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,15 +86,28 @@ def block_seconds(
     return (forward + moved) / device.sustained, (backward + 2 * moved) / device.sustained
 
 
-def operations(block: ModelBlock, software: Software) -> float:
+def operations(block: ModelBlock, software: Software, shares: RankShare) -> Floats:
     """Return the operations that the host starts in a block's forward, without collectives.
+
+    A captured graph is started as a whole, by none of its blocks.
 
     Backward counts as many: it has twice the products, which are started without Python.
     """
     products = sum(matmul.count for matmul in block.matmuls)
-    attention = 0 if block.attention is None else 1 if block.attention.fused else _UNFUSED
-    between = min(products + 1, block.kernels) if software.compiled else block.kernels
+    attention = np.zeros_like(shares.samples)
+    if block.attention is not None:
+        attention += 1 if block.attention.fused else _UNFUSED
+        attention += _EAGER_SOFTMAX * _falls_back(block.attention, software, shares)
+    if software.kernels == "captured":
+        return np.zeros_like(shares.samples)
+    between = min(products + 1, block.kernels) if software.kernels == "fused" else block.kernels
     return products + attention + between
+
+
+def _falls_back(attention: Attention, software: Software, shares: RankShare) -> Floats:
+    """Return 1.0 where a rank has too few heads for the fused softmax."""
+    heads = np.ceil(shares.samples) * attention.heads // shares.tensor
+    return np.where((heads % software.fused_heads != 0) & (not attention.fused), 1.0, 0.0)
 
 
 def _product(device: Device, software: Software, matmul: Matmul, shares: RankShare) -> Floats:
@@ -114,6 +130,7 @@ def _attention(
         return seconds, _FUSED_BACKWARD * seconds
     slow = _SLOW_HEAD if attention.head_size % _HEAD else 1.0
     products = slow * attention.flops * part / (device.gemm_efficiency * peak)
-    moved = attention.values * part * software.itemsize / (device.copy_efficiency * device.bandwidth)
-    seconds = products + moved + 4 * device.launch
+    item = part * software.itemsize / device.bandwidth
+    products = products + 2 * attention.scores * item / device.gemm_bandwidth
+    seconds = products + attention.values * item / device.copy_efficiency + 4 * device.launch
     return seconds, 2 * seconds

@@ -15,7 +15,7 @@ from ronde.planner.candidates import Candidates
 from ronde.planner.graph import CostGraph, ModelBlock
 from ronde.planner.software import Software
 
-__all__ = ["KINDS", "MemoryUse", "held", "held_by", "in_flight", "stage_layers", "states"]
+__all__ = ["KINDS", "MemoryUse", "held", "held_by", "in_flight", "stage_layers", "stage_parameters", "states"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,14 +71,21 @@ def in_flight(candidates: Candidates, stage: Ints) -> Floats:
 def states(
     graph: CostGraph, candidates: Candidates, software: Software, stage: Ints
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return a stage's bytes of parameters, gradients and optimizer state, and parameter count."""
-    numbers = _stage_parameters(graph, candidates, stage)
+    """Return a stage's bytes of parameters, gradients and optimizer state, and parameter count.
+
+    Ranks that have the same experts are fewer than those that have the same of all else.
+    """
+    dense, routed = stage_parameters(graph, candidates, stage)
     ranks = candidates.data * candidates.context
     placement = candidates.placement
-    optimizer = numbers * software.optimizer / np.where((placement >= 1) & (placement <= 3), ranks, 1)
-    gradients = numbers * software.gradient / np.where((placement >= 2) & (placement <= 3), ranks, 1)
-    parameters = numbers * software.parameter / np.where(placement == 3, ranks, 1)
-    return parameters, gradients, optimizer, numbers
+
+    def held(divided: NDArray[np.bool_]) -> Floats:
+        return dense / np.where(divided, ranks, 1) + routed / np.where(divided, ranks / candidates.expert, 1)
+
+    optimizer = held((placement >= 1) & (placement <= 3)) * software.optimizer
+    gradients = held((placement >= 2) & (placement <= 3)) * software.gradient
+    parameters = held(placement == 3) * software.parameter
+    return parameters, gradients, optimizer, dense + routed
 
 
 def held(graph: CostGraph, candidates: Candidates, software: Software, samples: Floats) -> MemoryUse:
@@ -96,20 +103,23 @@ def held(graph: CostGraph, candidates: Candidates, software: Software, samples: 
     return MemoryUse(*(np.choose(worst, [getattr(each, name) for each in found]) for name in names))
 
 
-def _stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> Floats:
+def stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> tuple[Floats, Floats]:
+    """Return the parameters of a rank of a stage: those of experts apart from all others."""
     t = candidates.tensor
-    share = np.maximum(candidates.expert, 1)
     p = candidates.pipeline
+    layers = stage_layers(graph.layers, p, stage)
 
-    def cut(block: ModelBlock) -> Floats:
-        own = block.parameters_cut / np.where(graph.experts > 1, share, 1)
-        return own / t + block.parameters_whole
-
-    numbers = stage_layers(graph.layers, p, stage) * cut(graph.block)
+    numbers = layers * _whole(graph.block, t)
     first, last = stage == 0, stage == p - 1
-    numbers = numbers + first * cut(graph.first) + last * cut(graph.last)
+    numbers = numbers + first * _whole(graph.first, t) + last * _whole(graph.last, t)
     # One rank that is first and last holds a shared embedding once.
-    return numbers - (first & last) * graph.tied / t
+    routed = layers * graph.block.parameters_routed / (candidates.expert * t)
+    return numbers - (first & last) * graph.tied / t, routed
+
+
+def _whole(block: ModelBlock, tensor: Ints) -> Floats:
+    """Return the parameters of a block's unit where it is gathered, those of experts apart."""
+    return block.parameters_cut / tensor + block.parameters_whole
 
 
 def _saved(block: ModelBlock, candidates: Candidates, software: Software, samples: Floats) -> Floats:
@@ -155,12 +165,14 @@ def held_by(
     # The micro-batches of one batch give one output: the loss keeps all of it, and gradients are summed in
     # buffers of their own.
     pieces = software.pieces_again * (candidates.micro_batches > 1) * (p == 1)
-    whole_batch = np.where(pieces, candidates.micro_batches, 1)
+    together = pieces.astype(bool) | ((candidates.schedule == 0) & (p > 1))
+    whole_batch = np.where(together, candidates.micro_batches, 1)
     ends = ends + last * _saved(graph.last, candidates, software, samples) * whole_batch + pieces * gradients
     activations = kept * layers * flight + np.where(layers > 0, again, 0) + ends
     activations = activations + np.where(candidates.placement >= 3, 0.0, numbers * software.copy)
-    largest = np.maximum(graph.block.parameters_cut, graph.last.parameters_cut * last) / t
-    largest = np.maximum(largest, graph.first.parameters_cut * first / t)
+    layer = _whole(graph.block, t) + graph.block.parameters_routed / (candidates.expert * t)
+    ends = np.maximum(_whole(graph.last, t) * last, _whole(graph.first, t) * first)
+    largest = np.maximum(layer, ends)
     units = 2 * largest * (software.parameter + software.copy)
     # Buckets of sharded gradients fill while backward frees activations: they do not add to the peak.
     gathered = np.where(candidates.placement >= 3, units, 0.0)

@@ -13,8 +13,9 @@ PRICED: Mapping[str, str] = {
     "data": "samples of a rank, sums of gradients",
     "tensor": "products cut by columns or rows, all-reduces of activations",
     "pipeline": "stages, bubble, micro-batches in flight, sends",
-    "context": "tokens of a rank, gathers of keys and values",
-    "expert": "experts of a rank, two exchanges of activations a layer each way",
+    "context": "tokens of a rank, exchange of keys and values",
+    "context-attention": "a gather before attention, or a ring beside it, which sends keys again in backward",
+    "expert": "experts of a rank and who shares them, two exchanges of tokens a layer each way",
     "state": "bytes of parameters, gradients and optimizer state; what is gathered and scattered",
     "servers": "bytes through the servers' network cards",
     "algorithm": "rings, trees, or sums on nodes before sums across them",
@@ -35,7 +36,6 @@ PRICED: Mapping[str, str] = {
 
 NOT_MODELLED: Mapping[str, str] = {
     "tensor-cuts": "half of each large matrix is assumed to be cut by columns, half by rows",
-    "context-attention": "keys are assumed to be gathered; a ring sends as many bytes, in pieces",
     "density": "a thousandth is assumed",
     "threshold": "how many elements are above it depends on the gradients; two bits travel for each",
     "low-rank": "two columns are assumed",

@@ -15,11 +15,10 @@ from ronde.planner.answer import Answer, InTime, NoFit, RankedPlan
 from ronde.planner.candidates import Candidates, Point, plan_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.enumeration import Fixed, enumerate_candidates, fixed_by
-from ronde.planner.estimate import Setting, memory_of, seconds_of, simulated
+from ronde.planner.estimate import Setting, memory_of, seconds_of, setting_of, simulated
 from ronde.planner.graph import CostGraph
 from ronde.planner.memory import KINDS, MemoryUse, states
 from ronde.planner.modelled import NOT_MODELLED
-from ronde.planner.software import software_of
 from ronde.planner.step import StepTime, flops_share
 from ronde.planner.traffic import traffic_of
 from ronde.planner.training import Budget, TrainingCost, training_cost
@@ -78,14 +77,7 @@ def search(
     wrong = contradictions(base, devices)
     if wrong:
         raise PlanError("; ".join(wrong))
-    software = software_of(base, graph, cluster)
-    setting = Setting(
-        cluster=cluster,
-        graph=graph,
-        software=software,
-        algorithm=base.communication.algorithm,
-        traffic=traffic_of(base),
-    )
+    setting = setting_of(cluster, graph, base)
     fixed = fixed_by(base, keys)
     candidates = enumerate_candidates(graph, devices, fixed, cluster.node_size)
     candidates = candidates.take(_consistent(candidates, base))

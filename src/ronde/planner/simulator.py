@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from ronde.plan.compute import Schedule
 from ronde.plan.schedule import Turn, turns
 
 __all__ = ["PipelineTimeline", "StageTurn", "simulate"]
+
+_NEVER = math.inf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ def simulate(
     chunks: int = 1,
     send: float = 0.0,
     busy: float = 0.0,
+    drawn: bool = True,
 ) -> PipelineTimeline:
     """Simulate all stages of a pipeline.
 
@@ -51,58 +55,55 @@ def simulate(
         send: seconds until one stage's output is at the next.
         busy: seconds for which a send keeps the link between two stages from the next one; 0 without
             contention.
+        drawn: whether the timeline has its spans.
 
     Stages do not block each other: each round runs every turn that has its inputs.
     """
     stages = len(forward)
     orders = [turns(schedule, stage, stages, micros, chunks) for stage in range(stages)]
-    split = schedule == "zero-bubble"
-    places = [0] * stages
-    free = [0.0] * stages
-    links: dict[tuple[int, str], float] = {}
-    there: dict[tuple[str, int, int], float] = {}
+    parts = 2 * chunks if schedule == "zero-bubble" else chunks
+    lengths = {
+        "F": [seconds / chunks for seconds in forward],
+        "B": [seconds / parts for seconds in backward],
+        "W": [seconds / parts for seconds in backward],
+    }
+    places, free = [0] * stages, [0.0] * stages
+    last = stages * chunks - 1
+    # By virtual stage and piece: when a turn ended, and when its result was at the next stage.
+    ended, arrived = (
+        {kind: [[_NEVER] * micros for _ in range(last + 1)] for kind in "FBW"} for _ in range(2)
+    )
+    links = {kind: [0.0] * stages for kind in "FBW"}
     spans: list[StageTurn] = []
     left = sum(map(len, orders))
-    last = stages * chunks - 1
     while left:
-        moved = False
-        for stage in range(stages):
-            while places[stage] < len(orders[stage]):
-                turn = orders[stage][places[stage]]
+        before = left
+        for stage, order in enumerate(orders):
+            place, now = places[stage], free[stage]
+            while place < len(order):
+                turn = order[place]
+                kind, piece = turn.kind, turn.piece
                 virtual = turn.chunk * stages + stage
-                ready = _ready(turn, virtual, last, there)
-                if ready is None:
+                if kind == "W":
+                    ready = ended["B"][virtual][piece]
+                elif kind == "F":
+                    ready = arrived["F"][virtual - 1][piece] if virtual else 0.0
+                else:
+                    ready = ended["F"][virtual][piece]
+                    if virtual < last:
+                        ready = max(ready, arrived["B"][virtual + 1][piece])
+                if ready == _NEVER:
                     break
-                start = max(free[stage], ready)
-                seconds = forward[stage] if turn.kind == "F" else backward[stage] / (2 if split else 1)
-                end = start + seconds / chunks
-                free[stage] = end
-                there[f"{turn.kind}-", turn.piece, virtual] = end
-                there[turn.kind, turn.piece, virtual] = _sent(links, (stage, turn.kind), end, send, busy)
-                spans.append(StageTurn(stage, turn, start, end))
-                places[stage] += 1
-                left -= 1
-                moved = True
-        assert moved, "an order of a schedule waits for itself"
+                start = ready if ready > now else now
+                now = start + lengths[kind][stage]
+                ended[kind][virtual][piece] = now
+                begin = max(now, links[kind][stage])
+                links[kind][stage] = begin + busy
+                arrived[kind][virtual][piece] = begin + send
+                if drawn:
+                    spans.append(StageTurn(stage, turn, start, now))
+                place += 1
+            left -= place - places[stage]
+            places[stage], free[stage] = place, now
+        assert left < before, "an order of a schedule waits for itself"
     return PipelineTimeline(tuple(spans), tuple(free))
-
-
-def _ready(turn: Turn, virtual: int, last: int, there: dict[tuple[str, int, int], float]) -> float | None:
-    """Return the second at which a turn has its inputs; None while unknown."""
-    if turn.kind == "F":
-        return 0.0 if virtual == 0 else there.get(("F", turn.piece, virtual - 1))
-    if turn.kind == "W":
-        return there.get(("B-", turn.piece, virtual))
-    own = there.get(("F-", turn.piece, virtual))
-    if own is None or virtual == last:
-        return own
-    behind = there.get(("B", turn.piece, virtual + 1))
-    return None if behind is None else max(own, behind)
-
-
-def _sent(
-    links: dict[tuple[int, str], float], link: tuple[int, str], end: float, send: float, busy: float
-) -> float:
-    begin = max(end, links.get(link, 0.0))
-    links[link] = begin + busy
-    return begin + send

@@ -7,7 +7,7 @@ import dataclasses
 from ronde.plan import Plan
 from ronde.plan.compute import Precision
 from ronde.planner.cluster import Cluster
-from ronde.planner.graph import CostGraph
+from ronde.planner.graph import CostGraph, Kernels
 
 __all__ = ["Software", "ronde_software", "software_of"]
 
@@ -31,8 +31,20 @@ class Software:
         overlaps: whether sums of gradients run beside backward.
         pieces_again: whether micro-batches without a pipeline are computed again in backward, so that the
             script sees one output and one loss (ronde, decision 60).
-        compiled: whether a compiler makes one operation of all that lies between two products.
+        kernels: how operations of a block start: each by itself (`eager`); one for all that lies between two
+            products (`fused`); all of a stage at once, as a captured graph (`captured`).
         loop: operations of the training loop for each micro-batch on a stage, beside the model's own.
+        stops_early: whether full recomputation ends with the last value that backward needs, before a block's
+            last product and its all-reduce (torch's `use_reentrant=False`, which ronde takes).
+        waits: whether the host waits for the device after each exchange between stages, and starts the loop's
+            operations while the device has nothing to do (Megatron-LM's `p2p_communication`).
+        ring: whether keys and values go around a ring beside attention, in place of one gather before it.
+        gathers_again: share of tensor parallelism's values, divided by tokens, that backward gathers once
+            more and waits for; 0 where it does so beside a product.
+        update_moves: bytes that an update reads and writes for each parameter; 0 for those of its state, its
+            parameter and its gradient.
+        fused_heads: number that the heads of all samples on a rank must be a multiple of for a fused softmax
+            (Megatron-LM's `FusedScaleMaskSoftmax`: 4); 1 for any.
     """
 
     precision: Precision
@@ -50,8 +62,14 @@ class Software:
     bucket: float = 25 * 2.0**20
     overlaps: bool = True
     pieces_again: bool = False
-    compiled: bool = False
+    kernels: Kernels = "eager"
     loop: float = 0.0
+    stops_early: bool = False
+    waits: bool = False
+    update_moves: float = 0.0
+    ring: bool = False
+    gathers_again: float = 0.0
+    fused_heads: int = 1
 
 
 def ronde_software(
@@ -60,8 +78,9 @@ def ronde_software(
     itemsize: int,
     bucket: float,
     *,
-    compiled: bool = False,
+    kernels: Kernels = "eager",
     sequence_parallel: bool = False,
+    ring: bool = False,
 ) -> Software:
     """Return ronde's own: parameters in the script's dtype, products under autocast.
 
@@ -80,8 +99,11 @@ def ronde_software(
         wire_gradient=float(itemsize),
         bucket=bucket,
         pieces_again=True,
-        compiled=compiled,
+        stops_early=True,
+        kernels=kernels,
         sequence_parallel=sequence_parallel,
+        ring=ring,
+        gathers_again=float(sequence_parallel),
     )
 
 
@@ -93,7 +115,8 @@ def software_of(plan: Plan, graph: CostGraph, cluster: Cluster) -> Software:
         graph.slots,
         graph.itemsize,
         float(plan.bucket_bytes),
-        compiled=compute.compile,
+        kernels="fused" if compute.compile and graph.kernels == "eager" else graph.kernels,
+        ring=plan.mesh.context_attention == "ring",
         # Values of a mebibyte and more are divided by default where NCCL sums them; a layer's are.
         sequence_parallel=tokens == "on" or (tokens == "auto" and cluster.backend == "nccl"),
     )

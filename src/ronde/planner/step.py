@@ -18,13 +18,17 @@ from ronde.planner.cluster import Cluster
 from ronde.planner.collective import collective_seconds, send_seconds
 from ronde.planner.graph import CostGraph, ModelBlock
 from ronde.planner.kernels import RankShare, block_seconds, operations, peak_of
-from ronde.planner.memory import stage_layers, states
+from ronde.planner.memory import stage_layers, stage_parameters
 from ronde.planner.software import Software
 from ronde.planner.traffic import USUAL, PlanTraffic
 
 __all__ = ["OVERLAP", "StageSeconds", "StepTime", "flops_share", "overlapped", "samples_of", "stages", "step"]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# With a division by tokens a gather comes before a product, and a sum of parts after the next.
+_HALVES = ("all_gather", "reduce_scatter")
 
 OVERLAP = 1.13
 """Factor by which overlapping compute and communication slow down (Galvatron)."""
@@ -110,8 +114,11 @@ def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software:
     ]
     (first_f, first_b, first_x), (block_f, block_b, block_x), (last_f, last_b, last_x) = parts
     places = [np.zeros_like(c.pipeline), np.minimum(np.ones_like(c.pipeline), c.pipeline - 1), c.pipeline - 1]
-    loop = software.loop * cluster.slowest.host
-    starts = [_host_seconds(cluster, block, c, software) for block in (graph.first, graph.block, graph.last)]
+    # A captured forward is one operation, and so is its backward.
+    loop = (software.loop + 2 * (software.kernels == "captured")) * cluster.slowest.host
+    starts = [
+        _host_seconds(cluster, block, c, software, shares) for block in (graph.first, graph.block, graph.last)
+    ]
     forward, backward, exchanged, waiting = [], [], [], []
     for place in places:
         layers = stage_layers(graph.layers, c.pipeline, place)
@@ -120,6 +127,8 @@ def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software:
         back = layers * block_b + first * first_b + last * last_b
         host = loop + layers * starts[1] + first * starts[0] + last * starts[2]
         wait = np.maximum(0.0, host - there - back)
+        if software.waits:
+            wait = np.where(c.pipeline > 1, np.maximum(0.0, host - loop - there - back) + loop, wait)
         longer = 1 + wait / (there + back)
         forward.append(there * longer)
         backward.append(back * longer)
@@ -197,14 +206,16 @@ def _bubble(c: Candidates, slowest: Floats, others: Floats) -> Floats:
     return np.where(c.pipeline > 1, usual + more, 0.0)
 
 
-def _host_seconds(cluster: Cluster, block: ModelBlock, c: Candidates, software: Software) -> Floats:
+def _host_seconds(
+    cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare
+) -> Floats:
     """Return the host's seconds to start a block's operations for one micro-batch."""
-    forward = operations(block, software) + block.exchanges * (c.tensor > 1)
+    forward = operations(block, software, shares) + block.exchanges * (c.tensor > 1)
     repeated = _pieces_again(c, software)
     if block.exchanges and not block.table:
-        light = operations(_recomputed(block, software), software)
+        light = operations(_recomputed(block, software), software, shares)
         repeated = repeated + np.select(
-            [c.recompute == 1, c.recompute == 2], [light / forward, np.ones(len(c))], 0.0
+            [c.recompute == 1, c.recompute == 2], [light / np.maximum(forward, 1), np.ones(len(c))], 0.0
         )
     return forward * (2 + repeated) * cluster.slowest.host
 
@@ -222,15 +233,18 @@ def _block(
     again = _again(cluster, block, c, software, shares, forward)
     again = again + _pieces_again(c, software) * forward
     pieces = software.pieces_again * (c.micro_batches > 1) * (c.pipeline == 1)
-    exchange = _exchange(cluster, graph, block, c, software, shares)
-    repeated = np.where(c.recompute == 2, 1, 0) + pieces
+    exchange, last = _exchange(cluster, graph, block, c, software, shares)
+    full = (c.recompute == 2) * (exchange - software.stops_early * last) + pieces * exchange
     gather = _gather(cluster, block, c, software)
-    there = _beside(cluster, forward, gather)
-    back = _beside(cluster, backward + again, (2 + pieces) * gather)
+    ring = _ring(cluster, block, c, software, shares)
+    there = _beside(cluster, forward, gather + ring)
+    # Backward passes keys and values on again, and their gradients with them.
+    back = _beside(cluster, backward + again, (2 + pieces) * gather + (2 + (c.recompute == 2)) * ring)
+    behind = exchange + software.gathers_again * last * block.exchanges
     total_forward = there + exchange
-    total_backward = back + exchange * (1 + repeated)
+    total_backward = back + behind + full
     hidden = there - forward + back - backward - again
-    return total_forward, total_backward, exchange * (2 + repeated) + hidden
+    return total_forward, total_backward, exchange + behind + full + hidden
 
 
 def _again(
@@ -240,7 +254,11 @@ def _again(
     if not block.exchanges or block.table:
         return np.zeros_like(forward)
     selective, _ = block_seconds(cluster.slowest, software, _recomputed(block, software), shares)
-    return np.choose(c.recompute, [np.zeros_like(forward), selective, forward])
+    whole = forward
+    if software.stops_early and block.matmuls:
+        end = ModelBlock(name="end", matmuls=(dataclasses.replace(block.matmuls[-1], count=1),))
+        whole = forward - block_seconds(cluster.slowest, software, end, shares)[0]
+    return np.choose(c.recompute, [np.zeros_like(forward), selective, whole])
 
 
 def _recomputed(block: ModelBlock, software: Software) -> ModelBlock:
@@ -266,19 +284,37 @@ def _exchange(
     c: Candidates,
     software: Software,
     shares: RankShare,
-) -> Floats:
-    """Return the seconds of tensor, context and expert parallelism in a block's forward."""
+) -> tuple[Floats, Floats]:
+    """Return the seconds of tensor, context and expert parallelism in a block's forward.
+
+    The second value is the part after its last product.
+    """
     size = block.output * shares.samples * software.itemsize / shares.context
     one = np.ones_like(c.tensor)
-    tensor = collective_seconds(cluster, "all_reduce", size, c.tensor, one) * block.exchanges
-    keys = 2 * size / shares.tensor
+    item = shares.samples * software.itemsize / shares.tensor
+    if software.sequence_parallel:
+        halves = [collective_seconds(cluster, each, size, c.tensor, one) for each in _HALVES]
+        tensor, last = halves[0] + halves[1], halves[1]
+    else:
+        tensor = last = collective_seconds(cluster, "all_reduce", size, c.tensor, one)
     context = np.zeros_like(size)
-    if block.attention is not None:
-        context = collective_seconds(cluster, "all_gather", keys * shares.context, c.context, c.tensor)
+    if block.attention is not None and not software.ring:
+        context = collective_seconds(cluster, "all_gather", block.attention.keys * item, c.context, c.tensor)
     routed = np.zeros_like(size)
-    if block.attention is not None and graph.experts > 1:
-        routed = 2 * collective_seconds(cluster, "alltoall", size, c.expert, c.tensor * c.context)
-    return tensor + context + routed
+    if block.routed:
+        sent = block.routed * shares.samples * software.itemsize / shares.context
+        routed = 2 * collective_seconds(cluster, "alltoall", sent, c.expert, c.tensor)
+    return tensor * block.exchanges + context + routed, last * (block.exchanges > 0)
+
+
+def _ring(
+    cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare
+) -> Floats:
+    """Return the seconds in which a ring passes each rank's keys and values to all others once."""
+    if block.attention is None or not software.ring:
+        return np.zeros(len(c))
+    share = block.attention.keys * shares.samples * software.itemsize / (shares.tensor * shares.context)
+    return (c.context - 1) * send_seconds(cluster, share, c.tensor)
 
 
 def _gather(cluster: Cluster, block: ModelBlock, c: Candidates, software: Software) -> Floats:
@@ -288,10 +324,17 @@ def _gather(cluster: Cluster, block: ModelBlock, c: Candidates, software: Softwa
     """
     if not np.any(c.placement >= 3):
         return np.zeros(len(c))
-    numbers = block.parameters_cut / c.tensor + block.parameters_whole
     ranks = c.data * c.context
-    seconds = collective_seconds(cluster, "all_gather", numbers * software.wire_parameter, ranks, c.tensor)
-    return np.where(c.placement >= 3, seconds, 0.0)
+    item = software.wire_parameter
+
+    def seconds(numbers: Floats, group: Ints, stride: Ints) -> Floats:
+        return collective_seconds(cluster, "all_gather", numbers * item, group, stride)
+
+    found = seconds(block.parameters_cut / c.tensor + block.parameters_whole, ranks, c.tensor)
+    if block.parameters_routed:
+        own = block.parameters_routed / (c.tensor * c.expert)
+        found = found + seconds(own, ranks // c.expert, c.tensor * c.expert)
+    return np.where(c.placement >= 3, found, 0.0)
 
 
 def _gradients(
@@ -303,9 +346,9 @@ def _gradients(
     traffic: PlanTraffic,
 ) -> tuple[Floats, Floats]:
     """Return the seconds of gradient traffic: hideable by backward, and after the update."""
-    *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
-    *_, others = states(graph, c, software, c.pipeline - 1)
-    numbers = np.maximum(numbers, others)
+    ends = [stage_parameters(graph, c, stage) for stage in (np.zeros_like(c.pipeline), c.pipeline - 1)]
+    dense, routed = (np.maximum(*both) for both in zip(*ends, strict=True))
+    numbers = dense + routed
     ranks = c.data * c.context
     size = numbers * software.wire_gradient * traffic.share
     none = np.zeros_like(size)
@@ -315,14 +358,24 @@ def _gradients(
         return (moved + 2 * link.usual.alpha) / traffic.every * traffic.waits, none
     if traffic.peers:
         ranks = np.minimum(ranks, traffic.peers)
-    buckets = np.maximum(1, np.ceil(size / software.bucket))
 
-    def collective(operation: str, moved: Floats) -> Floats:
-        return collective_seconds(cluster, operation, moved, ranks, c.tensor, algorithm)
+    def collective(operation: str, wire: float, bucket: float) -> Floats:
+        groups = [(dense, ranks, c.tensor)]
+        if graph.block.parameters_routed:
+            groups.append((routed, np.maximum(1, ranks // c.expert), c.tensor * c.expert))
+        seconds = none
+        for some, group, stride in groups:
+            moved = some * wire
+            often = np.maximum(1, np.ceil(moved / bucket))
+            seconds = seconds + often * collective_seconds(
+                cluster, operation, moved / often, group, stride, algorithm
+            )
+        return seconds
 
-    summed = buckets * collective("all_reduce", size / buckets)
-    scattered = buckets * collective("reduce_scatter", size / buckets)
-    shared = collective("all_gather", numbers * software.wire_parameter)
+    wire = software.wire_gradient * traffic.share
+    summed = collective("all_reduce", wire, software.bucket)
+    scattered = collective("reduce_scatter", wire, software.bucket)
+    shared = collective("all_gather", software.wire_parameter, float("inf"))
     device = cluster.slowest
     coding = traffic.passes * numbers * software.gradient / (device.copy_efficiency * device.bandwidth)
     hideable = np.choose(c.placement, [summed, scattered, scattered, none, scattered])
@@ -332,9 +385,12 @@ def _gradients(
 
 def _optimizer(cluster: Cluster, graph: CostGraph, c: Candidates, software: Software) -> Floats:
     """Return the seconds of the update, from the bytes read and written."""
-    *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
-    ranks = np.where((c.placement >= 1) & (c.placement <= 3), c.data * c.context, 1)
-    moved = numbers / ranks * (2 * software.optimizer + 2 * software.parameter + software.gradient)
+    dense, routed = stage_parameters(graph, c, np.zeros_like(c.pipeline))
+    divided = (c.placement >= 1) & (c.placement <= 3)
+    ranks = c.data * c.context
+    numbers = dense / np.where(divided, ranks, 1) + routed / np.where(divided, ranks / c.expert, 1)
+    own = 2 * software.optimizer + 2 * software.parameter + software.gradient
+    moved = numbers * (software.update_moves or own)
     device = cluster.slowest
     return moved / (device.copy_efficiency * device.bandwidth)
 

@@ -19,7 +19,7 @@ from ronde.planner.device import Device
 from ronde.planner.fitting import fit_collective, fit_gemm
 from ronde.planner.link import Constants, Link
 
-__all__ = ["host_of", "measured_host"]
+__all__ = ["host_of", "measured_host", "measurements"]
 
 _TIMEOUT = 120
 _UNCERTAIN = 0.15
@@ -32,7 +32,11 @@ def measured_host(ranks: int | None = None) -> Cluster:
     Raises:
         UsageError: the measurement failed; the message has its last line.
     """
-    count = ranks or available_cores()
+    return host_of(measurements(ranks or available_cores()))
+
+
+def measurements(count: int) -> dict[str, Any]:
+    """Return what `count` ranks measure on this host together; errors as `measured_host`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ronde.runtime.costs.host", folder, str(count)]
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)
@@ -42,7 +46,7 @@ def measured_host(ranks: int | None = None) -> Cluster:
             raise UsageError(
                 f"this host cannot be measured ({last}); give a preset or a file by --cluster [R816]"
             )
-        return host_of(json.loads(found.read_text()))
+        return json.loads(found.read_text())
 
 
 def host_of(measured: Mapping[str, Any]) -> Cluster:

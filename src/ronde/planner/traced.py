@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +62,31 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
     blocks = amounts["blocks"]
     heads = amounts["heads"]
     itemsize = amounts["itemsize"]
+    tables = {(n, k) for n, k in amounts["tables"]} if heads else set[tuple[int, int]]()
     return CostGraph(
         name=Path(name).name,
         batch=rows,
         tokens=max(1, amounts["tokens"]),
-        first=_block("first", [amounts["first"]], rows, heads),
-        block=_block("block", blocks, rows, heads) if blocks else ModelBlock(name="block"),
-        last=_block("last", [amounts["last"]], rows, heads),
+        first=_block("first", [amounts["first"]], rows, heads, tables),
+        block=_block("block", blocks, rows, heads, tables) if blocks else ModelBlock(name="block"),
+        last=_block("last", [amounts["last"]], rows, heads, tables),
         layers=len(blocks),
         heads=heads,
         slots=amounts["slots"],
+        experts=amounts["experts"],
+        kernels=amounts["kernels"],
         itemsize=itemsize,
         source=f"traced from {name}",
     )
 
 
-def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> ModelBlock:
+def _block(
+    name: str,
+    parts: Sequence[Mapping[str, Any]],
+    rows: int,
+    heads: int,
+    tables: Collection[tuple[int, int]],
+) -> ModelBlock:
     """Return a block with the mean costs of `parts`, for one sample."""
     count = len(parts) * rows
     attended = any(part["attention_flops"] for part in parts)
@@ -86,11 +95,15 @@ def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int)
     def mean(key: str) -> float:
         return sum(part[key] for part in parts) / count
 
-    cut = mean("cut") if divided else 0.0
+    cut = mean("cut") if divided or tables else 0.0
+    table = sum(part["tables"] for part in parts) / len(parts) if tables else 0.0
     width = max((part["output"] for part in parts), default=0.0)
-    matmuls = tuple(_matmuls(parts, count, rows, divided))
+    matmuls = tuple(_matmuls(parts, count, rows, divided, () if name == "block" else tables))
     weights = sum(each.n * each.k * each.count for each in matmuls if each.cut != "whole")
-    parameters = sum(part["parameters"] for part in parts) / len(parts)
+    own, experts = (
+        sum(part[key] for part in parts) / len(parts) for key in ("parameters", "parameters_routed")
+    )
+    parameters = own - experts
     attention = None
     if attended:
         attention = Attention(
@@ -100,11 +113,15 @@ def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int)
             masks=0.0,
             fused=heads > 0,
             head_size=max(part["head_size"] for part in parts),
+            keys=2 * width / rows,
+            heads=heads,
         )
     return ModelBlock(
         name=name,
-        parameters_cut=min(parameters, weights),
-        parameters_whole=max(0.0, parameters - weights),
+        parameters_cut=min(parameters, weights + table),
+        parameters_whole=max(0.0, parameters - weights - table),
+        parameters_routed=experts,
+        routed=mean("routed"),
         matmuls=matmuls,
         attention=attention,
         moved_whole=mean("moved"),
@@ -113,21 +130,31 @@ def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int)
         saved_whole=max(0.0, mean("saved") - cut),
         masks_whole=mean("masks"),
         output=width / rows,
-        exchanges=2 if divided else 1 if name == "block" else 0,
+        exchanges=2 if divided else 1 if name == "block" or table else 0,
+        table=table > 0,
         results=mean("results"),
     )
 
 
-def _matmuls(parts: Sequence[Mapping[str, Any]], count: int, rows: int, divided: bool) -> Sequence[Matmul]:
+def _matmuls(
+    parts: Sequence[Mapping[str, Any]],
+    count: int,
+    rows: int,
+    divided: bool,
+    tables: Collection[tuple[int, int]],
+) -> Sequence[Matmul]:
     """Return the products of all parts, merged by size.
 
-    Products that not every block has count for their share.
+    Products that not every block has count for their share. A product with a matrix of a table's shape, the
+    head of a language model, is cut by columns.
     """
     sizes: dict[tuple[int, int, Cut], float] = {}
     numbers: dict[tuple[int, int, Cut], float] = {}
     for part in parts:
         for product in part["products"]:
-            key = (product["n"], product["k"], _cut(product) if divided else "whole")
+            size = (product["n"], product["k"])
+            cut: Cut = _cut(product) if divided else "columns" if size in tables else "whole"
+            key = (*size, cut)
             sizes[key] = sizes.get(key, 0.0) + product["rows"] * product["count"]
             numbers[key] = numbers.get(key, 0.0) + product["count"]
     found: list[Matmul] = []

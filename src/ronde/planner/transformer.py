@@ -15,7 +15,7 @@ from typing import Any
 
 from ronde.errors import UsageError
 from ronde.plan.key import did_you_mean
-from ronde.planner.graph import Attention, CostGraph, Matmul, ModelBlock
+from ronde.planner.graph import KERNELS, Attention, CostGraph, Kernels, Matmul, ModelBlock
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,6 +42,8 @@ class TransformerSizes:
         fused_attention: whether attention is fused (flash attention), which keeps no scores.
         positions: whether positions are learned parameters.
         loss_bytes: bytes that the loss keeps for each logit beside the logits.
+        loss_moves: numbers that the loss reads and writes for each logit in forward; backward twice as many.
+        kernels: how operations start, as `CostGraph.kernels`.
         experts: feed-forward parts of a layer, one of which a token takes.
     """
 
@@ -60,7 +62,9 @@ class TransformerSizes:
     fused_attention: bool = True
     positions: bool = False
     loss_bytes: int = 4
+    loss_moves: int = 3
     experts: int = 1
+    kernels: Kernels = "eager"
 
 
 _GPT = TransformerSizes(
@@ -146,6 +150,8 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value!r}: give a whole number"
         elif kind == "bool" and not isinstance(value, bool):
             yield f"{key} is {value!r}: give true or false"
+        elif kind == "Kernels" and value not in KERNELS:
+            yield f"{key} is {value!r}{did_you_mean(str(value), KERNELS)}: give one of {', '.join(KERNELS)}"
     for key, field in known.items():
         missing = field.default is dataclasses.MISSING
         if missing and not fields.get(key):
@@ -177,7 +183,7 @@ def transformer_graph(model: TransformerSizes) -> CostGraph:
         parameters_cut=embedding,
         parameters_whole=2.0 * h,
         matmuls=(Matmul(rows=s, n=model.vocabulary, k=h, cut="columns"),),
-        moved_cut=3.0 * s * model.vocabulary,
+        moved_cut=float(model.loss_moves) * s * model.vocabulary,
         moved_whole=4.0 * s * h,
         kernels=6,
         saved_whole=2.0 * s * h,
@@ -197,6 +203,7 @@ def transformer_graph(model: TransformerSizes) -> CostGraph:
         heads=model.heads,
         tied=embedding if model.tied else 0.0,
         experts=model.experts,
+        kernels=model.kernels,
         source=f"the sizes of {model.name}",
     )
 
@@ -222,12 +229,17 @@ def _layer(model: TransformerSizes) -> ModelBlock:
         masks=4.0 * model.heads * s if model.fused_attention else scores * model.dropout,
         fused=model.fused_attention,
         head_size=h // model.heads,
+        scores=0.0 if model.fused_attention else scores,
+        keys=2.0 * s * h * share,
+        heads=model.heads,
     )
     feed_forward = float(width * h * inner)
     return ModelBlock(
         name="layer",
-        parameters_cut=h * qkv + h * h + feed_forward * model.experts + qkv + inner,
+        parameters_cut=h * qkv + h * h + qkv + (inner + feed_forward) * (model.experts == 1),
         parameters_whole=6.0 * h,
+        parameters_routed=(inner + feed_forward) * model.experts if model.experts > 1 else 0.0,
+        routed=float(s * h) if model.experts > 1 else 0.0,
         matmuls=matmuls,
         attention=attention,
         moved_whole=10.0 * s * h + 2.0 * s * h * model.dropout,

@@ -35,7 +35,9 @@ class ForwardAmounts:
         saved_bytes: bytes of both.
         results: part of `saved` that is results of products.
         cut: part of `saved` between products or heads, which tensor parallelism divides.
-        parameters: numbers of its own.
+        parameters: numbers of its own, those of experts among them.
+        tables: numbers of look-up tables that tensor parallelism divides.
+        parameters_routed, routed: numbers of experts, and numbers handed to them.
         output: numbers that the last call gave.
         calls: number of runs.
     """
@@ -51,6 +53,9 @@ class ForwardAmounts:
     results: float = 0.0
     cut: float = 0.0
     parameters: float = 0.0
+    tables: float = 0.0
+    parameters_routed: float = 0.0
+    routed: float = 0.0
     output: float = 0.0
     calls: int = 0
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import TorchDispatchMode, current_graph_task_id, pytree
+from ronde.policies.expert_structure import mixtures
 from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.runtime.costs.amounts import ForwardAmounts, Product
 from ronde.runtime.costs.fakes import answer, is_real, really
@@ -28,6 +29,8 @@ _ATTENTION = {
     _aten._scaled_dot_product_cudnn_attention.default,
 }
 FIRST, LAST = "first", "last"
+# A table of at least this part of a model is cut (`ronde.policies.tensor_structure`).
+_TABLE = 64
 
 
 class Counter(TorchDispatchMode):
@@ -36,6 +39,8 @@ class Counter(TorchDispatchMode):
     Attributes:
         first, last, blocks: parts before repeated blocks, after them, and these.
         heads, tokens, rows: of attention, of a sample, of a batch; 0 where none were seen.
+        experts: of the largest mixture; 1 without.
+        tables: rows and widths of look-up tables that tensor parallelism divides, and heads of their shape.
     """
 
     def __init__(self, *, real: bool) -> None:
@@ -44,6 +49,8 @@ class Counter(TorchDispatchMode):
         self.first, self.last = ForwardAmounts(), ForwardAmounts()
         self.blocks: list[ForwardAmounts] = []
         self.heads = self.tokens = self.rows = 0
+        self.experts = 1
+        self.tables: set[tuple[int, int]] = set()
         self.model: nn.Module | None = None
         self._places: dict[nn.Module, ForwardAmounts] = {}
         self._now = self.first
@@ -53,6 +60,9 @@ class Counter(TorchDispatchMode):
         self._made: dict[int, Tensor] = {}
         self._attended = False
         self._width = 0
+        # Rows of products by mixture and size of the weights.
+        self._routed: dict[int, str] = {}
+        self._rows_routed: dict[tuple[int, str], dict[tuple[int, int], float]] = {}
         # Rows of the call that runs.
         self._rows = 0
         self.counting = True
@@ -76,6 +86,7 @@ class Counter(TorchDispatchMode):
         if func in _PRODUCTS:
             left, right = (args[place] for place in _PRODUCTS[func])
             self._product(part, left.shape[0], right.shape[1], left.shape[1])
+            self._route(part, right, left.shape[0])
             self._note_results(result)
         elif func is _aten.convolution.default:
             weight = args[1]
@@ -109,6 +120,16 @@ class Counter(TorchDispatchMode):
                 known.count += 1
                 return
         part.products.append(new)
+
+    def _route(self, part: ForwardAmounts, weight: Tensor, rows: int) -> None:
+        """Count numbers handed to experts: those of a block's width, in the product that has fewest rows."""
+        mixture = self._routed.get(_key(weight))
+        if mixture is not None:
+            sizes = self._rows_routed.setdefault((id(part), mixture), {})
+            size = (int(weight.shape[0]), int(weight.shape[1]))
+            part.routed -= min(sizes.values(), default=0.0) * self._width
+            sizes[size] = sizes.get(size, 0.0) + rows
+            part.routed += min(sizes.values()) * self._width
 
     def _note_results(self, result: Any) -> None:
         for each in pytree.tree_leaves(result):
@@ -144,7 +165,7 @@ class Counter(TorchDispatchMode):
         part.saved += values
         if key in self._made:
             part.results += values
-        if tensor.dim() == 4 or (self._width and tensor.shape[-1] != self._width):
+        if tensor.dim() == 4 or (self._width and tensor.dim() and tensor.shape[-1] != self._width):
             part.cut += values
 
     @contextmanager
@@ -182,6 +203,7 @@ class Counter(TorchDispatchMode):
             self._batch(args)
         if module in self._places:
             self._now = self._places[module]
+            self._width = next((int(each.shape[-1]) for each in _tensors(args) if each.dim()), 0)
             self._now.calls += 1
             self._attended = False
 
@@ -217,6 +239,16 @@ class Counter(TorchDispatchMode):
                 owners.setdefault(id(each), self.last if seen else self.first)
         for each in module.parameters():
             owners[id(each)].parameters += each.numel()
+        size = sum(each.numel() for each in module.parameters())
+        for each in module.modules():
+            if isinstance(each, nn.Embedding) and each.weight.numel() * _TABLE >= size:
+                owners[id(each.weight)].tables += each.weight.numel()
+                self.tables.add((int(each.weight.shape[0]), int(each.weight.shape[1])))
+        for mixture in mixtures(module, 1):
+            self.experts = max(self.experts, mixture.count)
+            for each, _ in mixture.parameters:
+                owners[id(each)].parameters_routed += each.numel()
+                self._routed[_key(each)] = mixture.name
         self.know(iter(module.parameters()))
         self.know(iter(module.buffers()))
 
@@ -233,6 +265,10 @@ class Counter(TorchDispatchMode):
             self.tokens = 1
         else:
             self.tokens = int(words.shape[1])
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    return [each for each in pytree.tree_leaves(given) if isinstance(each, Tensor)]
 
 
 def _key(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from ronde.runtime.costs.amounts import ForwardAmounts
+from ronde.runtime.costs.compiler import Compiler
 from ronde.runtime.costs.counting import Counter
 from ronde.runtime.costs.fakes import faked
 from ronde.runtime.costs.processor import on_processor
@@ -41,6 +42,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
         `problem`, a sentence, with `line`, where it arose in the script, "" without a problem.
     """
     counter = Counter(real=real)
+    compiler = Compiler()
     steps = _Steps(counter)
     hooks = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
     try:
@@ -49,6 +51,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
             _silent(),
             contextlib.nullcontext() if real else on_processor(),
             contextlib.nullcontext() if real else faked(),
+            compiler.noted(),
             counter,
             counter.watching(),
         ):
@@ -66,7 +69,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
         return {"problem": "it calls no model that has parameters", "line": ""}
     if steps.done == 0:
         return {"problem": "it makes no optimizer step", "line": ""}
-    return _amounts(counter, steps)
+    return {**_amounts(counter, steps), "kernels": compiler.kernels}
 
 
 class _Steps:
@@ -108,6 +111,8 @@ def _amounts(counter: Counter, steps: _Steps) -> dict[str, Any]:
         "tokens": counter.tokens,
         "heads": counter.heads,
         "slots": round(steps.slots),
+        "experts": counter.experts,
+        "tables": sorted(counter.tables),
         "itemsize": steps.itemsize,
     }
 
