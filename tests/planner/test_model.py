@@ -239,6 +239,7 @@ def test_a_host_is_what_was_measured_on_it() -> None:
     sums = [[size, 1e-5 + size / 4e9] for size in (1e4, 1e6, 1e7)]
     measured = {
         "ranks": 2,
+        "cores": 2,
         "products": products,
         "copy": 1e10,
         "attention": 2e10,
@@ -251,3 +252,16 @@ def test_a_host_is_what_was_measured_on_it() -> None:
     assert host.devices == 2
     assert host.slowest.peak["fp32"] == pytest.approx(5e10, rel=0.02)
     assert host.node.usual.beta == pytest.approx(4e9, rel=0.02)
+
+
+def test_ranks_that_share_cores_fill_each_others_bubbles() -> None:
+    """Two stages on one core: a step is the work of both; on two cores it has a bubble as well."""
+    graph = transformer_graph(dataclasses.replace(MODELS["gpt2-small"], vocabulary=1, batch=8))
+    apart = dataclasses.replace(read_cluster("2xcpu"), backend="gloo")
+    one = Candidates.one(Point(1, pipeline=2, micro_batches=4))
+    software = ronde_software("fp32", 2, 4, 25e6)
+    free, shared = (
+        step(each, graph, one, software) for each in (apart, dataclasses.replace(apart, crowd=2.0))
+    )
+    assert float(free.bubble[0] / free.compute[0]) == pytest.approx(1 / 4, rel=0.02)
+    assert float(shared.bubble[0] / free.compute[0]) == pytest.approx(0, abs=0.02)

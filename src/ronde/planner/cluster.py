@@ -51,6 +51,7 @@ class Cluster:
         sources: the origin of each constant, by its key in the file.
         uncertainty: relative error of predicted seconds, inside the fitted range.
         batches: rows of products for which constants were fitted, from and to; outside intervals are wider.
+        crowd: ranks for each processor core that they share; their seconds were measured with all at work.
         price: price of a device for an hour; None where it is not known.
         reliability: failures of its nodes.
         calibration: description of the runs of `--calibrate`; "" without.
@@ -69,6 +70,7 @@ class Cluster:
     sources: Mapping[str, str]
     uncertainty: float
     batches: tuple[float, float]
+    crowd: float = 1.0
     price: float | None = None
     reliability: Reliability = Reliability()
     calibration: str = ""

@@ -160,6 +160,8 @@ def step(
     waiting = np.choose(worst, each.waiting)
     others = both[0] + (p > 1) * both[2] + np.maximum(p - 2, 0) * both[1] - slowest
     bubble = _bubble(c, slowest, others)
+    if cluster.crowd > 1:
+        bubble = _filled(cluster, c, body, bubble, m * (slowest + others))
     gradients, once = _gradients(cluster, graph, c, software, algorithm, traffic)
     window = each.backward.max(axis=0)
     hidden = _beside(cluster, window, gradients) - window if software.overlaps else gradients
@@ -204,6 +206,18 @@ def _bubble(c: Candidates, slowest: Floats, others: Floats) -> Floats:
         (c.chunks > 1) & (left > 0), (c.chunks - 1) * (c.pipeline - left) * slowest / c.chunks, 0.0
     )
     return np.where(c.pipeline > 1, usual + more, 0.0)
+
+
+def _filled(cluster: Cluster, c: Candidates, body: Floats, bubble: Floats, work: Floats) -> Floats:
+    """Return the bubble of ranks that share cores: who waits leaves its core to the others.
+
+    A step takes the work of all stages on all cores, or the critical path at the speed of a rank by itself.
+
+    Args:
+        work: seconds of all stages for all micro-batches, each as long as with all ranks at work.
+    """
+    alone = (body + bubble) / np.minimum(cluster.crowd, c.pipeline)
+    return np.maximum(work / c.pipeline, alone) - body
 
 
 def _host_seconds(

@@ -84,4 +84,5 @@ def host_of(measured: Mapping[str, Any]) -> Cluster:
         sources={"groups": _MEASURED, "node": _MEASURED},
         uncertainty=_UNCERTAIN,
         batches=(1.0, float("inf")),
+        crowd=max(1.0, ranks / measured["cores"]),
     )

@@ -83,6 +83,7 @@ def _measure(comm: Comm) -> dict[str, Any]:
     small = torch.ones(4)
     return {
         "ranks": comm.world_size,
+        "cores": available_cores(),
         "products": products,
         "copy": copy,
         "attention": 4.0 * query.numel() * tokens / seconds,
