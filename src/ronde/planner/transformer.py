@@ -43,7 +43,7 @@ class TransformerSizes:
         positions: whether positions are learned parameters.
         loss_bytes: bytes that the loss keeps for each logit beside the logits.
         loss_moves: numbers that the loss reads and writes for each logit in forward; backward twice as many.
-        kernels: how operations start, as `CostGraph.kernels`.
+        kernels: the way in which operations start (`CostGraph.kernels`).
         experts: feed-forward parts of a layer, one of which a token takes.
     """
 

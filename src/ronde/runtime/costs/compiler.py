@@ -19,8 +19,8 @@ class Compiler:
     """Stands for `torch.compile` while operations are counted, which it would hide.
 
     Attributes:
-        kernels: how operations of what the script compiles start: `fused`, or `captured` where its mode
-            captures CUDA graphs; `eager` where it compiles nothing.
+        kernels: the way in which operations of what the script compiles start: `fused`, or `captured` where
+            its mode captures CUDA graphs; `eager` where it compiles nothing.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class Counter(TorchDispatchMode):
     Attributes:
         first, last, blocks: parts before repeated blocks, after them, and these.
         heads, tokens, rows: of attention, of a sample, of a batch; 0 where none were seen.
-        experts: of the largest mixture; 1 without.
+        experts: the number of experts of the largest mixture; 1 without.
         tables: rows and widths of look-up tables that tensor parallelism divides, and heads of their shape.
     """
 
@@ -122,7 +122,7 @@ class Counter(TorchDispatchMode):
         part.products.append(new)
 
     def _route(self, part: ForwardAmounts, weight: Tensor, rows: int) -> None:
-        """Count numbers handed to experts: those of a block's width, in the product that has fewest rows."""
+        """Count the rows that go to experts, by the product of theirs that has fewest."""
         mixture = self._routed.get(_key(weight))
         if mixture is not None:
             sizes = self._rows_routed.setdefault((id(part), mixture), {})
