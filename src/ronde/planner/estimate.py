@@ -76,7 +76,7 @@ def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Pi
 def _inputs(
     setting: Setting, point: Point
 ) -> tuple[Schedule, tuple[float, ...], tuple[float, ...], int, float, float]:
-    """Return the schedule, seconds of all stages forward and backward, chunks, send, and busy link."""
+    """Return the schedule, seconds of all stages, chunks, send, and busy link."""
     one = Candidates.one(point)
     factor = setting.cluster.factor
     each = stages(setting.cluster, setting.graph, one, setting.software)

@@ -133,7 +133,7 @@ class CostGraph:
         slots: numbers that the optimizer keeps for each parameter.
         itemsize: bytes of a parameter in the script's own dtype.
         experts: experts of a block; 1 without.
-        kernels: how the model's own operations start: other than `eager` where the script compiles it.
+        kernels: the way in which its operations start; not `eager` where the script compiles it.
         source: the origin of the graph.
     """
 

@@ -104,7 +104,7 @@ def held(graph: CostGraph, candidates: Candidates, software: Software, samples: 
 
 
 def stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> tuple[Floats, Floats]:
-    """Return the parameters of a rank of a stage: those of experts apart from all others."""
+    """Return the parameters of a rank of a stage, and of its experts."""
     t = candidates.tensor
     p = candidates.pipeline
     layers = stage_layers(graph.layers, p, stage)
@@ -118,7 +118,7 @@ def stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> t
 
 
 def _whole(block: ModelBlock, tensor: Ints) -> Floats:
-    """Return the parameters of a block's unit where it is gathered, those of experts apart."""
+    """Return the parameters of a gathered unit, without its experts."""
     return block.parameters_cut / tensor + block.parameters_whole
 
 

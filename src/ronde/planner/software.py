@@ -31,8 +31,8 @@ class Software:
         overlaps: whether sums of gradients run beside backward.
         pieces_again: whether micro-batches without a pipeline are computed again in backward, so that the
             script sees one output and one loss (ronde, decision 60).
-        kernels: how operations of a block start: each by itself (`eager`); one for all that lies between two
-            products (`fused`); all of a stage at once, as a captured graph (`captured`).
+        kernels: the way in which operations of a block start: each by itself (`eager`); one for all that lies
+            between two products (`fused`); all of a stage at once, as a captured graph (`captured`).
         loop: operations of the training loop for each micro-batch on a stage, beside the model's own.
         stops_early: whether full recomputation ends with the last value that backward needs, before a block's
             last product and its all-reduce (torch's `use_reentrant=False`, which ronde takes).

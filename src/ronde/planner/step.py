@@ -209,7 +209,9 @@ def _bubble(c: Candidates, slowest: Floats, others: Floats) -> Floats:
 
 
 def _filled(cluster: Cluster, c: Candidates, body: Floats, bubble: Floats, work: Floats) -> Floats:
-    """Return the bubble of ranks that share cores: who waits leaves its core to the others.
+    """Return the bubble of ranks that share cores.
+
+    A rank that waits leaves its core to the others.
 
     A step takes the work of all stages on all cores, or the critical path at the speed of a rank by itself.
 
@@ -324,7 +326,7 @@ def _exchange(
 def _ring(
     cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare
 ) -> Floats:
-    """Return the seconds in which a ring passes each rank's keys and values to all others once."""
+    """Return the seconds of one round of all keys and values through a ring."""
     if block.attention is None or not software.ring:
         return np.zeros(len(c))
     share = block.attention.keys * shares.samples * software.itemsize / (shares.tensor * shares.context)

@@ -36,7 +36,7 @@ def measured_host(ranks: int | None = None) -> Cluster:
 
 
 def measurements(count: int) -> dict[str, Any]:
-    """Return what `count` ranks measure on this host together; errors as `measured_host`."""
+    """Measure this host by `count` ranks together; errors as `measured_host`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ronde.runtime.costs.host", folder, str(count)]
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)

@@ -122,7 +122,7 @@ class Counter(TorchDispatchMode):
         part.products.append(new)
 
     def _route(self, part: ForwardAmounts, weight: Tensor, rows: int) -> None:
-        """Count the rows that go to experts, by the product of theirs that has fewest."""
+        """Count rows for experts, by their product that has fewest."""
         mixture = self._routed.get(_key(weight))
         if mixture is not None:
             sizes = self._rows_routed.setdefault((id(part), mixture), {})
