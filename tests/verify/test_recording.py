@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import ronde
 from ronde.verify import scratch as scratches
 from ronde.verify.call_sites import Sites
 from ronde.verify.clauses.verdict import Status
@@ -423,3 +425,28 @@ def test_of_a_script_among_temporary_files_what_lies_beside_it_is_its_own(
     sites = Sites(str(tmp_path / "tree"), str(tmp_path / "tree"))
     assert not sites.is_temporary(str(tmp_path / "model.py"))
     assert sites.is_temporary(str(tmp_path / "compiled" / "made.py"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "optim/trust.py",
+        "parallel/compute/fused_step.py",
+        "parallel/servers/frozen_variance.py",
+        "shards/sharded_update.py",
+    ],
+)
+def test_what_a_closure_reads_is_read_by_the_script(tmp_path: Path, name: str) -> None:
+    """Lightning hands its whole training step to the optimizer; steps of ronde's own call it."""
+    source = Path(ronde.__file__).parent / name
+    assert " = closure()" in source.read_text()
+    step = _function("def run(closure): return closure()", source)
+    sites = Sites(str(tmp_path), str(tmp_path))
+    script = _function("def run(step, read): return step(lambda: read())", tmp_path / "train.py")
+    assert script(step, lambda: sites.of(sys._getframe(1))) == "train.py:1"
+
+
+def _function(code: str, file: Path) -> Callable[..., Any]:
+    names: dict[str, Any] = {}
+    exec(compile(code, str(file), "exec"), names)
+    return names["run"]

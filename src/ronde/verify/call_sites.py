@@ -27,7 +27,19 @@ _TORCH_BETWEEN = tuple(
         "_dynamo/eval_frame.py",
     )
 )
-_RONDE_BETWEEN = tuple(RONDE + name for name in ("verify/", "runtime/", "testing/"))
+_RONDE_BETWEEN = tuple(
+    RONDE + name
+    for name in (
+        "verify/",
+        "runtime/",
+        "testing/",
+        # Steps that call the closure which the script handed to the optimizer.
+        "optim/",
+        "parallel/compute/fused_step.py",
+        "parallel/servers/frozen_variance.py",
+        "shards/sharded_update.py",
+    )
+)
 
 
 class Sites:
