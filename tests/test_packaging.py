@@ -44,7 +44,7 @@ def test_the_changelog_knows_the_version() -> None:
 def test_every_module_and_the_type_marker_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     source = ROOT / "src"
     expected = {str(file.relative_to(source)) for file in source.rglob("*.py")} | {"ronde/py.typed"}
-    data = ("planner/clusters/*.toml", "messages/*.md")
+    data = ("planner/clusters/*.toml", "messages/*.md", "report/browser/*")
     expected |= {str(file.relative_to(source)) for each in data for file in (source / "ronde").glob(each)}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == expected

@@ -41,6 +41,7 @@ def test_the_commands_are_these():
         "verify",
         "top",
         "report",
+        "ui",
         "plan",
         "launch",
         "doctor",

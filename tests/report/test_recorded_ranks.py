@@ -12,13 +12,13 @@ import pytest
 
 from nesting import check_nesting
 from ronde.cli import main
-from ronde.report.page import page
+from ronde.report.document import document
+from ronde.report.figures import RunFigures, figures_of
+from ronde.report.page import frozen_page
 from ronde.report.run import read_run
-from ronde.report.series import by_phase, by_route
 from ronde.testing import forked
 from ronde.trace.events import read_events
-from ronde.trace.pace import pace_of
-from ronde.trace.step_file import StepsOfRank
+from ronde.trace.step_file import StepsOfRank, read_steps, steps_path
 
 SCRIPT = """
 import os, signal, sys, time, torch
@@ -62,7 +62,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     done = forked.run(command, directory=folder)
     assert done.returncode == 0, done.stderr
     read = read_run(folder / "logs")
-    return SimpleNamespace(folder=folder, done=done, run=read, ranks=[each.steps for each in read.ranks])
+    ranks = [read_steps(steps_path(folder / "logs", rank)) for rank in range(2)]
+    return SimpleNamespace(folder=folder, done=done, run=read, ranks=ranks, figures=figures_of(read))
 
 
 def test_every_step_is_there_with_the_loss_that_the_script_read(run: SimpleNamespace) -> None:
@@ -76,13 +77,13 @@ def test_every_step_is_there_with_the_loss_that_the_script_read(run: SimpleNames
 
 def test_phases_bytes_and_memory_are_known(run: SimpleNamespace) -> None:
     ranks: Sequence[StepsOfRank] = run.ranks
-    for rank in ranks:
-        spent = by_phase(rank.course)
-        assert all(seconds > 0 for seconds in spent.values())
-        assert sum(spent.values()) == pytest.approx((rank.course[-1].ended - rank.course[0].begun) / 1e9)
+    figures: RunFigures = run.figures
+    for rank, found in zip(ranks, figures.ranks):
+        assert (found.spent > 0).all()
+        assert found.spent.sum() == pytest.approx((rank.course[-1].ended - rank.course[0].begun) / 1e9)
         gradients = 4 * (6 * 32 + 32 + 32 + 1)
         assert all(each.sent[0] >= gradients and each.collectives for each in rank.recent)
-        assert set(by_route(rank.course)) == {"shared memory"}
+        assert set(found.routes()) == {"shared memory"}
         assert rank.course[-1].resident > 50 << 20
     assert sum(each.last for rank in ranks for each in rank.course) > 0
     assert ranks[0].course[-1].ended < run.run.now
@@ -92,15 +93,17 @@ def test_the_run_is_told_as_one_that_has_ended(run: SimpleNamespace) -> None:
     assert [each.life for each in run.run.ranks] == ["ended", "ended"]
     assert [event.kind for event in read_events(run.folder / "logs")] == ["start", "end"]
     assert (run.run.start["script"], run.run.start["plan"]) == ("train.py", "ddp")
-    text = page(run.run)
-    assert "samples/s, from the second step on" in text
-    for rank in run.run.ranks:
-        pace = pace_of(rank.steps.course)
+    told = document(run.run, run.figures)
+    assert "samples/s, from the second step on" in [note for _, _, note in told["tiles"]]
+    assert told["timeline"]["traced"]
+    assert [lane["name"] for lane in told["timeline"]["lanes"]] == ["rank 0", "rank 1"]
+    for rank, found in zip(run.run.ranks, run.figures.ranks):
+        pace = found.pace
         assert pace is not None
         assert rank.summary is not None
         assert rank.summary.communication == pytest.approx(pace.communication_share, abs=0.02)
         assert rank.summary.steps_per_second == pytest.approx(pace.steps_per_second, rel=0.02)
-    assert "shared memory (all ranks are on one host)" in text
+    assert "shared memory (all ranks are on one host)" in told["routes"]["told"]
 
 
 def test_one_picture_for_pipes(run: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +149,7 @@ def test_a_rank_that_was_killed_has_left_its_steps(tmp_path: Path) -> None:
     assert done.returncode == 137
     found = read_run(tmp_path / "logs")
     assert [each.steps.steps for each in found.ranks] == [6, 6]
-    assert found.life in ("failed", "gone")
-    text = page(found)
-    assert "SIGKILL" in text
+    assert found.life == "failed"
+    assert "SIGKILL" in document(found)["cause"]["summary"]
+    assert "SIGKILL" in frozen_page([found])
     check_nesting(json.loads((tmp_path / "t.json").read_text())["traceEvents"])

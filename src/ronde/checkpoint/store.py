@@ -25,7 +25,7 @@ from ronde.checkpoint.journal import JournalEntry, JournalError, begins_journal,
 from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
-from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest, checkpoints_in
+from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest, checkpoint_name, checkpoints_in
 from ronde.trace.whole_file import sync
 
 __all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint", "read_journal"]
@@ -83,7 +83,7 @@ class Store:
         """
         self._owed += content
         self._append()
-        name = f"step-{manifest.step:08d}"
+        name = checkpoint_name(manifest.step)
         beside = self._folder / f".{name}-{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()

@@ -102,6 +102,12 @@ COMMANDS = (
         help="Write an HTML report of a run.",
     ),
     Command(
+        name="ui",
+        module="ronde.cli.ui",
+        attribute="ui",
+        help="Show runs live in the browser.",
+    ),
+    Command(
         name="plan",
         module="ronde.cli.plan",
         attribute="plan",

@@ -26,6 +26,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     ),
     "top": ("ronde top", "ronde top --once runs/a"),
     "report": ("ronde report", "ronde report runs/a --out a.html"),
+    "ui": ("ronde ui", "ronde ui runs/a --host 0.0.0.0 --port 8080"),
     "plan": ("ronde plan show zero2,precision=bf16", "ronde plan search train.py --ranks 4"),
     "plan show": (
         "ronde plan show zero2,precision=bf16",

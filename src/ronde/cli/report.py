@@ -15,9 +15,11 @@ __all__ = ["report"]
 
 
 def report(
-    path: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN_DIR", help="Directory of the run.", show_default="the newest run"),
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN_DIR", help="Directory of the run, or of several.", show_default="the newest run"
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -26,15 +28,18 @@ def report(
 ) -> None:
     """Write one HTML page: loss, throughput, time by phase, stragglers, bytes, memory, events.
 
-    It needs no network and nothing beside it. The run may go on meanwhile.
+    It is the page of ronde ui at this moment, and needs no network and nothing beside it. Several runs are
+    laid over each other; they need --out.
     """
     from ronde.report.page import write
     from ronde.report.run import find_run, read_run
 
-    directory = find_run(path, os.environ)
-    target = out if out is not None else directory / "report.html"
+    found = [find_run(path, os.environ) for path in paths or [None]]
+    if out is None and len(found) > 1:
+        raise UsageError(f"a page of {len(found)} runs needs a name; add --out FILE [R604]")
+    target = out if out is not None else found[0] / "report.html"
     try:
-        write(read_run(directory), target)
+        write([read_run(each) for each in found], target)
     except OSError as error:
         raise UsageError(
             f"cannot write {target}: {error.strerror}; choose another by --out FILE [R604]"

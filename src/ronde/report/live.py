@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -11,12 +10,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ronde.report.courses import PARTS
+from ronde.report.figures import RankFigures, RunFigures, figures_of
 from ronde.report.run import Life, RankRun, RunState, read_run
-from ronde.report.series import PARTS, by_phase, losses, rates, stragglers
 from ronde.trace.memory import show_bytes
 from ronde.trace.number_format import show_duration, show_number, show_share
 from ronde.trace.phases import PHASES
-from ronde.trace.step_file import StepRecord
 
 __all__ = ["frame", "watch"]
 
@@ -51,10 +50,11 @@ def watch(path: Path, *, every: float, once: bool, console: Console) -> None:
         UsageError: the run has nothing to show.
     """
     run = read_run(path)
+    first = frame(run, console.width)
     if once or not console.is_terminal:
-        console.print(frame(run, console.width))
+        console.print(first)
         return
-    with Live(frame(run, console.width), console=console, auto_refresh=False, screen=False) as live:
+    with Live(first, console=console, auto_refresh=False, screen=False) as live:
         try:
             while run.life == "runs":
                 time.sleep(every)
@@ -66,15 +66,16 @@ def watch(path: Path, *, every: float, once: bool, console: Console) -> None:
 
 def frame(run: RunState, width: int) -> RenderableType:
     """Draw one picture of the run."""
-    parts: list[RenderableType] = [_head(run), _table(run, width), _legend()]
-    loss = _loss_line(run, width)
+    figures = figures_of(run)
+    parts: list[RenderableType] = [_head(run, figures), _table(run, figures, width), _legend()]
+    loss = _loss_line(figures, width)
     if loss is not None:
         parts.append(loss)
     parts += [_event_line(run, place) for place in range(-_EVENTS, 0) if len(run.events) >= -place]
     return Group(*parts)
 
 
-def _head(run: RunState) -> Text:
+def _head(run: RunState, figures: RunFigures) -> Text:
     first = run.ranks[0].steps
     word, style = _LIVES[run.life]
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -85,16 +86,15 @@ def _head(run: RunState) -> Text:
     if plan:
         text.append(f"  plan {plan}")
     text.append(f"  {len(run.ranks)} of {first.world_size} ranks")
-    speeds = rates(first)
-    if speeds is not None:
-        steps, samples = speeds
-        text.append(f"  {show_number(steps)} steps/s")
-        if samples:
-            text.append(f"  {show_number(samples)} samples/s")
+    main = figures.ranks[0]
+    if main.steps_per_second:
+        text.append(f"  {show_number(main.steps_per_second)} steps/s")
+        if main.samples_per_second:
+            text.append(f"  {show_number(main.samples_per_second)} samples/s")
     return text
 
 
-def _table(run: RunState, width: int) -> Table:
+def _table(run: RunState, figures: RunFigures, width: int) -> Table:
     hosts = len({each.steps.host for each in run.ranks}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     table.add_column("rank", justify="right", no_wrap=True, min_width=4)
@@ -106,9 +106,9 @@ def _table(run: RunState, width: int) -> Table:
         table.add_column("last steps", no_wrap=True)
     for name in ("data", "waits", "memory", "last", "late/step"):
         table.add_column(name, justify="right", no_wrap=True)
-    for each, straggling in zip(run.ranks, stragglers([each.steps for each in run.ranks]), strict=True):
+    for each, rank in zip(run.ranks, figures.ranks, strict=True):
         steps = each.steps
-        spent = by_phase(steps.recent)
+        spent: dict[str, float] = dict(zip(PARTS, rank.recent.tolist()))
         whole = max(sum(spent.values()), 1e-9)
         cells: list[RenderableType] = [str(steps.rank)]
         if hosts:
@@ -119,9 +119,9 @@ def _table(run: RunState, width: int) -> Table:
         cells += [
             show_share(spent["data"] / whole),
             show_share(spent["communication"] / whole),
-            _memory(steps.course),
-            show_share(straggling.last) if straggling.collectives else "-",
-            show_duration(straggling.late / max(1, steps.steps)) if straggling.collectives else "-",
+            _memory(rank),
+            show_share(rank.came_last) if rank.collectives else "-",
+            show_duration(rank.late / max(1, steps.steps)) if rank.collectives else "-",
         ]
         table.add_row(*cells)
     return table
@@ -160,23 +160,23 @@ def _legend() -> Text:
     return text
 
 
-def _memory(course: Sequence[StepRecord]) -> str:
-    if not course:
+def _memory(rank: RankFigures) -> str:
+    if not rank.resident:
         return "-"
-    held = show_bytes(course[-1].resident)
-    return f"{held} + {show_bytes(course[-1].device)} on its device" if course[-1].device else held
+    held = show_bytes(rank.resident)
+    return f"{held} + {show_bytes(rank.device)} on its device" if rank.device else held
 
 
-def _loss_line(run: RunState, width: int) -> Text | None:
-    points = losses(run.ranks[0].steps.course)
-    if not points:
+def _loss_line(figures: RunFigures, width: int) -> Text | None:
+    loss = figures.loss
+    if not len(loss.mean):
         return None
-    shown = [value for _, value in points][-max(8, min(60, width - 30)) :]
+    shown = loss.mean[-max(8, min(60, width - 30)) :].tolist()
     low, high = min(shown), max(shown)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     text = Text("loss ", style="bold")
     text.append("".join(_BLOCKS[round((value - low) * scale)] for value in shown), style="blue")
-    text.append(f" {show_number(points[-1][1])} at step {points[-1][0]:.0f}")
+    text.append(f" {show_number(shown[-1])} at step {loss.step[-1]:.0f}")
     return text
 
 

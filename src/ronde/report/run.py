@@ -14,14 +14,26 @@ from typing import Any, Literal
 
 from ronde.errors import UsageError
 from ronde.trace.events import Event, read_events
+from ronde.trace.evidence import evidence_path
 from ronde.trace.evidence_collector import read_standings
+from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.launch_record import LaunchRecord, read_launch_record
 from ronde.trace.run_directory import NODE_ID, RUN_ID, RunDirectory, default_root
-from ronde.trace.step_file import StepsOfRank, read_steps
+from ronde.trace.step_file import StepsOfRank, read_header
 from ronde.trace.summary import RankSummary, read_summary
 from ronde.trace.waiting import read_waiting, waiting_now
 
-__all__ = ["Life", "RankRun", "RunState", "find_run", "read_run"]
+__all__ = [
+    "Life",
+    "RankRun",
+    "RunState",
+    "find_run",
+    "is_run",
+    "look_at_run",
+    "named_run",
+    "read_run",
+    "root_of_runs",
+]
 
 Life = Literal["runs", "ended", "failed", "gone"]
 """State of a rank or run; `gone`: it died without a report."""
@@ -37,7 +49,7 @@ class RankRun:
     """State of one rank.
 
     Attributes:
-        steps: its recorded steps.
+        steps: its step file without the records.
         life: whether it runs, has ended, failed or disappeared.
         waits: the collective that it waits for now; "" if it does not wait.
         summary: its summary, if written.
@@ -61,6 +73,8 @@ class RunState:
         path: the directory.
         ranks: the ranks that have recorded steps, in order.
         events: events by time, failures of ranks among them.
+        held: whether its launcher still holds the directory, though ranks are gone.
+        cause: explanation of its failure or stall; None where it is not known.
         now: nanoseconds by the monotonic clock of this host, which is the launcher's while the run goes on.
     """
 
@@ -68,15 +82,29 @@ class RunState:
     ranks: tuple[RankRun, ...]
     events: tuple[Event, ...]
     now: int
+    held: bool = False
+    cause: Explanation | None = None
+
+    @property
+    def end(self) -> Event | None:
+        """The launcher's word on its end; None before it."""
+        decisive = (event for event in reversed(self.events) if event.kind in ("end", "start", "restart"))
+        last = next(decisive, None)
+        return last if last is not None and last.kind == "end" else None
 
     @property
     def life(self) -> Life:
         """State of the run: it fails with its first rank, ends with its last."""
         lives = {each.life for each in self.ranks}
-        for life in ("failed", "runs", "gone"):
-            if life in lives:
-                return life
-        return "ended"
+        # 130 is the user's Ctrl-C.
+        code = 0 if self.end is None else self.end.more.get("exit_code", 0)
+        if code not in (0, 130) or (self.end is None and "failed" in lives):
+            return "failed"
+        if self.end is not None:
+            return "ended"
+        if "runs" in lives or self.held:
+            return "runs"
+        return "ended" if lives == {"ended"} else "gone"
 
     @property
     def begun(self) -> int:
@@ -86,11 +114,11 @@ class RunState:
     @property
     def seconds(self) -> float:
         """The duration of the run in seconds, until now or its last step."""
-        last = max(
-            (each.steps.course[-1].ended + each.steps.offset for each in self.ranks if each.steps.course),
-            default=self.begun,
-        )
-        return max(0.0, ((self.now if self.life == "runs" else last) - self.begun) / 1e9)
+        if self.life == "runs":
+            return max(0.0, (self.now - self.begun) / 1e9)
+        last = max((each.steps.since + each.steps.offset for each in self.ranks), default=self.begun)
+        end = 0.0 if self.end is None else self.seconds_of(self.end)
+        return max(0.0, (last - self.begun) / 1e9, end)
 
     @property
     def start(self) -> Mapping[str, Any]:
@@ -113,45 +141,68 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
     """
     if path is None:
         root = default_root(environment)
-        runs = [
-            entry
-            for entry in root.glob("*")
-            if RUN_ID.fullmatch(entry.name) and not NODE_ID.fullmatch(entry.name) and entry.is_dir()
-        ]
+        runs = [entry for entry in root.glob("*") if named_run(entry.name) and entry.is_dir()]
         if not runs:
             raise UsageError(
                 f"there is no run under {root}; name the directory that the first line of ronde run "
                 "has [R600]"
             )
         return max(runs, key=lambda entry: (entry.stat().st_mtime, entry.name))
+    path = _by_id(path, environment)
     if not path.is_dir():
-        named = default_root(environment) / path
-        if RUN_ID.fullmatch(str(path)) and named.is_dir():
-            return named
         raise UsageError(
             f"{path} is not a directory; name the directory that the first line of ronde run has [R600]"
         )
     return path
 
 
+def root_of_runs(path: Path | None, environment: Mapping[str, str]) -> Path:
+    """Return a run directory or a folder of runs, which need not exist yet."""
+    return (default_root(environment) if path is None else _by_id(path, environment)).absolute()
+
+
+def _by_id(path: Path, environment: Mapping[str, str]) -> Path:
+    """Return the directory of a run that is named by its id alone."""
+    named = default_root(environment) / path
+    return named if not path.is_dir() and RUN_ID.fullmatch(str(path)) and named.is_dir() else path
+
+
+def named_run(name: str) -> bool:
+    """Return whether a run's directory, not a host's, has this name."""
+    return RUN_ID.fullmatch(name) is not None and NODE_ID.fullmatch(name) is None
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a directory has the files of a run."""
+    return any(
+        name in ("launch.json", "events.jsonl") or _STEPS_FILE.fullmatch(name) for name in _entries(path)
+    )
+
+
 def read_run(path: Path) -> RunState:
-    """Read all records in a run directory.
+    """Read a run directory.
 
     Raises:
         UsageError: no rank has recorded steps there.
     """
-    record = read_launch_record(path / "launch.json")
-    names = [match for entry in _entries(path) if (match := _STEPS_FILE.fullmatch(entry))]
-    read = (read_steps(path / match[0]) for match in names)
-    found = sorted(
-        (_by_clocks_of_launcher(steps, record) for steps in read if steps is not None),
-        key=lambda steps: steps.rank,
-    )
-    if not found:
+    run = look_at_run(path)
+    if not run.ranks:
         raise UsageError(
             f"no rank has written down steps in {path}; a script that distributes its work itself "
             "(--native) writes none, nor does one that has not begun [R602]"
         )
+    return run
+
+
+def look_at_run(path: Path) -> RunState:
+    """Read a run directory; without ranks where none has begun."""
+    record = read_launch_record(path / "launch.json")
+    names = [match for entry in _entries(path) if (match := _STEPS_FILE.fullmatch(entry))]
+    read = (read_header(path / match[0]) for match in names)
+    found = sorted(
+        (_by_clocks_of_launcher(steps, record) for steps in read if steps is not None),
+        key=lambda steps: steps.rank,
+    )
     failures = {event.rank: event for event in _failures(path)}
     by_agents = record is not None and record.by_agents
     waiting = read_waiting(path) if by_agents else _waiting(path, found)
@@ -166,7 +217,23 @@ def read_run(path: Path) -> RunState:
         for steps in found
     ]
     events = sorted([*read_events(path), *failures.values()], key=lambda event: event.time)
-    return RunState(path=path, ranks=tuple(ranks), events=tuple(events), now=time.monotonic_ns())
+    run = RunState(path=path, ranks=tuple(ranks), events=tuple(events), now=time.monotonic_ns())
+    # The launcher explains the end of a run after its ranks are gone.
+    held = run.life == "gone" and (path / "lock").exists() and RunDirectory(path=path, run_id="").is_in_use()
+    run = dataclasses.replace(run, held=held)
+    return dataclasses.replace(run, cause=_cause(run))
+
+
+def _cause(run: RunState) -> Explanation | None:
+    """Return the explanation of a failure, or of a stall that still lasts."""
+    if run.life == "ended":
+        return None
+    found = read_explanation(run.path)
+    if found is None or run.life != "runs":
+        return found
+    explained = evidence_path(run.path, "explanation").stat().st_mtime
+    since = max((each.steps.wall + each.steps.since - each.steps.monotonic for each in run.ranks), default=0)
+    return found if since / 1e9 <= explained else None
 
 
 def _by_clocks_of_launcher(steps: StepsOfRank, record: LaunchRecord | None) -> StepsOfRank:

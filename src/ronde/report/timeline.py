@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ronde.report.lanes import write_excerpt
 from ronde.trace.launch_record import LaunchedNode, read_launch_record
 from ronde.trace.phases import PHASES
 from ronde.trace.spans import SPANS_FILE, Span, read_spans
@@ -60,6 +61,7 @@ def write_timeline(directory: Path, file: Path) -> WrittenTimeline:
     # Each is compared with the launcher's, so two of them may be wrong by both errors.
     errors = sorted(node.error for node in there.values())
     made = WrittenTimeline(sum(map(len, spans.values())), len(there), sum(errors[-2:]))
+    write_excerpt(directory, spans)
     temporary = file.with_name(f".{file.name}.new")
     try:
         opened = gzip.open if file.suffix == ".gz" else open

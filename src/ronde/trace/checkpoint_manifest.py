@@ -8,7 +8,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MANIFEST", "CheckpointManifest", "checkpoints_in", "is_checkpoint", "latest_manifest"]
+__all__ = [
+    "MANIFEST",
+    "CheckpointManifest",
+    "checkpoint_name",
+    "checkpoints_in",
+    "is_checkpoint",
+    "latest_manifest",
+]
 
 #: Its file in the folder of a checkpoint, written last.
 MANIFEST = "manifest.json"
@@ -83,6 +90,15 @@ def latest_manifest(folder: Path) -> CheckpointManifest | None:
         except (OSError, ValueError):
             continue
     return None
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of a checkpoint's folder.
+
+    >>> checkpoint_name(300)
+    'step-00000300'
+    """
+    return f"step-{step:08d}"
 
 
 def is_checkpoint(name: str) -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-from ronde.trace.step_file import StepRecord
-
-__all__ = ["Pace", "pace_of", "steady"]
+__all__ = ["Pace"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,24 +39,3 @@ class Pace:
     @property
     def communication_share(self) -> float:
         return self.waited / self.seconds
-
-
-def steady(course: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """Select the records of steps after the first, up to the last step."""
-    steps = [each for each in course if each.steps]
-    return steps[1:] if len(steps) > 1 and steps[0].steps == 1 else steps
-
-
-def pace_of(course: Sequence[StepRecord]) -> Pace | None:
-    """Compute the pace of a course's steady part; None if it took no time."""
-    records = steady(course)
-    seconds = sum(each.seconds for each in records)
-    if seconds <= 0:
-        return None
-    return Pace(
-        seconds=seconds,
-        steps=sum(each.steps for each in records),
-        samples=sum(each.samples for each in records),
-        data=sum(each.data for each in records) / 1e9,
-        waited=sum(each.waited for each in records) / 1e9,
-    )

@@ -28,7 +28,18 @@ from typing import Any
 
 from ronde.trace.shared_file import shared_file
 
-__all__ = ["ROUTES", "StepFile", "StepRecord", "StepsOfRank", "read_steps", "steps_path"]
+__all__ = [
+    "RECENT",
+    "RECORD_BYTES",
+    "ROUTES",
+    "StepFile",
+    "StepRecord",
+    "StepsOfRank",
+    "read_header",
+    "read_parts",
+    "read_steps",
+    "steps_path",
+]
 
 RECENT, COURSE = 512, 4096
 ROUTES = ("shared memory", "tcp", "nccl", "server")
@@ -43,6 +54,7 @@ _COURSE_AT = 7 * 8
 _LIVE = 256
 _LIVE_NUMBERS = 5
 _RECORD = struct.Struct("<19qdq")
+RECORD_BYTES = _RECORD.size
 _SIZE = _HEADER_SIZE + (RECENT + COURSE) * _RECORD.size
 # Places in a record.
 _STEP, _STEPS, _BEGUN, _ENDED = range(4)
@@ -265,29 +277,54 @@ class StepsOfRank:
     samples: int
     since: int
     ended: bool
-    course: tuple[StepRecord, ...]
-    recent: tuple[StepRecord, ...]
+    course: tuple[StepRecord, ...] = ()
+    recent: tuple[StepRecord, ...] = ()
 
 
 def read_steps(path: Path) -> StepsOfRank | None:
     """Read the file, even while its rank writes; None if missing or incomplete."""
+    read = read_parts(path)
+    if read is None:
+        return None
+    steps, ring, whole = read
+    kept = [each for each in _records(ring) if each.step > steps.steps - RECENT]
+    recent = _following(sorted(kept, key=lambda each: each.step))
+    course = _following(_records(whole))
+    reached = course[-1].ended if course else 0
+    course += [each for each in recent if each.begun >= reached]
+    return dataclasses.replace(steps, course=tuple(course), recent=tuple(recent))
+
+
+def read_parts(path: Path) -> tuple[StepsOfRank, bytes, bytes] | None:
+    """Read the file without parsing its records: header, ring of recent records, course."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    if len(data) < _SIZE:
+    steps = None if len(data) < _SIZE else _header(data)
+    if steps is None:
         return None
-    magic, rank, world_size, process, wall, monotonic, offset, count, host = _HEADER.unpack_from(data)
+    start = _HEADER_SIZE + RECENT * RECORD_BYTES
+    # One more than are finished: the one that is being written, if it continues them.
+    count = min(COURSE, max(0, _HEADER.unpack_from(data)[7]) + 1)
+    return steps, data[_HEADER_SIZE:start], data[start : start + count * RECORD_BYTES]
+
+
+def read_header(path: Path) -> StepsOfRank | None:
+    """Read the file without its records; None if missing or incomplete."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            data, size = file.read(_LIVE + 8 * _LIVE_NUMBERS), os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
+    return None if size < _SIZE else _header(data)
+
+
+def _header(data: bytes) -> StepsOfRank | None:
+    magic, rank, world_size, process, wall, monotonic, offset, _, host = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         return None
     phase, since, steps, samples, ended = struct.unpack_from(f"<{_LIVE_NUMBERS}q", data, _LIVE)
-    ring = sorted(_records(data, _HEADER_SIZE, RECENT), key=lambda each: each.step)
-    recent = _following([each for each in ring if each.step > steps - RECENT])
-    # One more than are finished: the one that is being written, if it continues them.
-    start = _HEADER_SIZE + RECENT * _RECORD.size
-    course = _following(_records(data, start, min(COURSE, max(0, count) + 1)))
-    reached = course[-1].ended if course else 0
-    course += [each for each in recent if each.begun >= reached]
     return StepsOfRank(
         rank=rank,
         world_size=world_size,
@@ -301,14 +338,11 @@ def read_steps(path: Path) -> StepsOfRank | None:
         samples=samples,
         since=since,
         ended=bool(ended),
-        course=tuple(course),
-        recent=tuple(recent),
     )
 
 
-def _records(data: bytes, start: int, count: int) -> list[StepRecord]:
-    found = _RECORD.iter_unpack(data[start : start + count * _RECORD.size])
-    return [StepRecord.of(each) for each in found if each[_ENDED]]
+def _records(data: bytes) -> list[StepRecord]:
+    return [StepRecord.of(each) for each in _RECORD.iter_unpack(data) if each[_ENDED]]
 
 
 def _following(records: Sequence[StepRecord]) -> list[StepRecord]:

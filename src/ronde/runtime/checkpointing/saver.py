@@ -259,7 +259,14 @@ class Saver:
             with self._files.unmediated():
                 self._store.write(manifest, state, content)
                 write_event(
-                    Path(self._config.place.run_dir), "checkpoint", f"step {manifest.step} is saved", rank=0
+                    Path(self._config.place.run_dir),
+                    "checkpoint",
+                    f"step {manifest.step} is saved",
+                    rank=0,
+                    step=manifest.step,
+                    held_up=manifest.held_up,
+                    nbytes=manifest.state_bytes,
+                    folder=str(Path(self._config.run.checkpoint).absolute()),
                 )
             self._trouble = ""
         except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import ipaddress
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ronde.errors import LaunchError, UsageError
+from ronde.cluster.listening import listen
+from ronde.errors import UsageError
 from ronde.server.serving.exported import MANIFEST, Exported
 from ronde.server.serving.http import application
 from ronde.server.serving.manifest import FOLDER
@@ -69,7 +69,7 @@ def serve(
     Raises:
         UsageError: the path is neither a run nor an exported model.
     """
-    listening = _listen(host, port)
+    listening = listen(host, port)
     answering = None if binary is None else _binary(*binary, say)
     source = source_of(path)
     if not source.versions():
@@ -112,15 +112,3 @@ def _binary(endpoint: str, token: bytes, say: Callable[[str], object]) -> Binary
             f"--binary needs a package that is missing ({error}): pip install 'ronde[serve,server]' [R737]"
         ) from None
     return BinaryReplica(endpoint, token, say)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio sets TCP_NODELAY only if the socket's protocol is IPPROTO_TCP.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except OSError as error:
-        raise LaunchError(f"cannot listen at {host}, port {port}: {error.strerror} [R737]") from None
-    return listening
