@@ -173,14 +173,14 @@ const uprights = (marks, scale) =>
 const nothing = (title, caption) => h("figure", {}, h("figcaption", {}, caption), h("p", { class: "none" }, "Nothing was recorded."));
 
 const numbers = (title, rows) =>
-  h("details", { class: "numbers", rows }, h("summary", { "aria-label": "Numbers of: " + title }, "Numbers"), h("div", { class: "scroll", "data-own": true }));
+  h("details", { class: "numbers", told: rows }, h("summary", { "aria-label": "Numbers of: " + title }, "Numbers"), h("div", { class: "scroll", "data-own": true }));
 
 const table = (heads, rows, label) =>
   h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, place) => (place ? h("td", {}, cell) : h("th", { scope: "row" }, cell)))))));
 
 function fillNumbers(details) {
-  const [heads, rows] = details.rows();
+  const [heads, rows] = details.told();
   details.lastChild.replaceChildren(table(heads, rows, details.firstChild.getAttribute("aria-label")));
 }
 

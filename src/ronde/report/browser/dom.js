@@ -28,7 +28,7 @@ function morph(old, fresh) {
     if (name !== "style" && old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (old.style.cssText !== fresh.style.cssText) old.style.cssText = fresh.style.cssText;
   old.chart = fresh.chart;
-  old.rows = fresh.rows;
+  old.told = fresh.told;
   const children = [...fresh.childNodes];
   const wanted = new Set(children.map((child) => child.id).filter(Boolean));
   const there = new Map([...old.children].filter((child) => child.id).map((child) => [child.id, child]));

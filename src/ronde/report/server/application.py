@@ -93,7 +93,7 @@ class Readers:
 
     def close(self) -> None:
         """End the thread that reads runs."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)
 
     async def states(
         self, names: Sequence[str], is_gone: Callable[[], Awaitable[bool]]

@@ -1,4 +1,4 @@
-"""Runs at a path: one run directory, or those in a folder."""
+"""Runs at a path: a run directory, or a folder of run directories."""
 
 from __future__ import annotations
 
