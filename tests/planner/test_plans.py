@@ -45,21 +45,23 @@ def link(beta: float) -> Link:
     return Link(usual=Constants(alpha=0.0, beta=beta))
 
 
-def cluster(ranks: int, beta: float = 1e9) -> Cluster:
-    """One node, on which nothing overlaps."""
-    return dataclasses.replace(read_cluster("2xcpu").resized(ranks), node=link(beta), network=link(beta))
+def cluster(ranks: int, beta: float = 1e9, nodes: int = 1) -> Cluster:
+    """Processors, on which nothing overlaps."""
+    found = read_cluster("2xcpu").resized(ranks)
+    groups = (dataclasses.replace(found.groups[0], nodes=nodes, devices=ranks // nodes),)
+    return dataclasses.replace(found, groups=groups, node=link(beta), network=link(beta))
 
 
-def cost(plan: str, ranks: int, beta: float = 1e9) -> tuple[StepTime, MemoryUse]:
+def cost(plan: str, ranks: int, beta: float = 1e9, nodes: int = 1) -> tuple[StepTime, MemoryUse]:
     graph = MIXED if "expert" in plan else DENSE
-    setting = setting_of(cluster(ranks, beta), graph, expand(plan))
+    setting = setting_of(cluster(ranks, beta, nodes), graph, expand(plan))
     one = Candidates.one(point_of(plan, ranks))
     return seconds_of(setting, one), memory_of(setting, one)
 
 
-def sent(plan: str, ranks: int) -> float:
+def sent(plan: str, ranks: int, nodes: int = 1) -> float:
     """Bytes that the critical path of a step waits for."""
-    slow, free = (float(cost(plan, ranks, beta)[0].total[0]) for beta in (RATE, float("inf")))
+    slow, free = (float(cost(plan, ranks, beta, nodes)[0].total[0]) for beta in (RATE, float("inf")))
     return (slow - free) * RATE
 
 
@@ -190,10 +192,14 @@ def test_experts_exchange_tokens_twice_each_way() -> None:
 
 
 def test_zero_sends_what_its_paper_says() -> None:
-    """2P(n - 1)/n under stages 1 and 2; 3P(n - 1)/n under stage 3 (Rajbhandari et al. 2020)."""
+    """2P(n - 1)/n under stages 1 and 2; 3P(n - 1)/n under stage 3 (Rajbhandari et al. 2020).
+
+    Processors of one host map parameters, and send gradients only.
+    """
     whole = DENSE.parameters * BYTES * 3 / 4
     for plan, times in (("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3)):
-        assert sent(plan, 4) == pytest.approx(times * whole, rel=0.02), plan
+        assert sent(plan, 4, nodes=4) == pytest.approx(times * whole, rel=0.02), plan
+    assert sent("zero3", 4) == pytest.approx(whole, rel=0.02)
 
 
 def test_a_captured_graph_starts_once() -> None:

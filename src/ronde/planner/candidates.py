@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ronde.plan import Mesh, Plan, expand
 from ronde.plan.schedule import CHUNKS
 
-__all__ = ["PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan_of", "point_of"]
+__all__ = ["PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "kinds_of", "plan_of", "point_of"]
 
 Ints = NDArray[np.int64]
 
@@ -72,6 +72,23 @@ class Candidates:
 
     def point(self, place: int) -> Point:
         return Point(*(int(getattr(self, field.name)[place]) for field in dataclasses.fields(self)))
+
+
+def kinds_of(keys: Iterable[NDArray[np.int64] | NDArray[np.bool_]]) -> tuple[Ints, Ints]:
+    """Return a place of each combination of keys, and the combination of each place.
+
+    Args:
+        keys: arrays of one length.
+
+    >>> kinds_of([np.array([5, 5, 7]), np.array([1, 1, 1])])[1].tolist()
+    [0, 0, 1]
+    """
+    packed = np.zeros((), dtype=np.int64)
+    for key in keys:
+        values = np.unique(key)
+        packed = packed * len(values) + np.searchsorted(values, key)
+    _, first, which = np.unique(packed, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)
 
 
 def plan_of(point: Point, base: Plan) -> Plan:

@@ -24,7 +24,7 @@ __all__ = ["Setting", "memory_of", "seconds_of", "setting_of", "simulated", "tim
 Floats = NDArray[np.float64]
 
 # Micro-batches for each stage that are simulated; the rest repeats.
-_MICROS = 3
+_MICROS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

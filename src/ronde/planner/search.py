@@ -12,7 +12,7 @@ from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
 from ronde.plan.validate import contradictions
 from ronde.planner.answer import Answer, InTime, NoFit, RankedPlan
-from ronde.planner.candidates import Candidates, Point, plan_of
+from ronde.planner.candidates import Candidates, Point, kinds_of, plan_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.enumeration import Fixed, enumerate_candidates, fixed_by
 from ronde.planner.estimate import Setting, memory_of, seconds_of, setting_of, simulated
@@ -83,7 +83,8 @@ def search(
     candidates = candidates.take(_consistent(candidates, base))
     if not len(candidates):
         raise UsageError(_none_legal(graph, devices, base, keys))
-    fit, memory = fitting(setting, candidates)
+    places, memory = _fitting(setting, candidates)
+    fit = candidates.take(places)
     notes = list(_notes(graph, cluster, base, keys))
     answer = Answer(
         model=graph.name,
@@ -101,7 +102,9 @@ def search(
     )
     if not len(fit):
         return dataclasses.replace(answer, no_fit=_no_fit(setting, candidates, base, fixed))
-    choices = _ranked(setting, candidates, fit, memory, base, top)
+    closed = seconds_of(setting, candidates)
+    best = float(closed.total.min())
+    choices = _ranked(setting, fit, closed.take(places), memory, base, top, best)
     if allow_inexact and base.exact:
         inexact = _inexact(setting, fit, memory, base, top)
         choices += inexact
@@ -194,18 +197,16 @@ def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
     and experts are spread.
     """
     cut = candidates.tensor * candidates.pipeline * candidates.context > 1
-    numbers = np.array(
-        [
-            candidates.placement,
-            candidates.recompute,
-            candidates.micro_batches > 1,
-            cut & (candidates.data == 1),
-            candidates.expert > 1,
-        ]
+    keys = (
+        candidates.placement,
+        candidates.recompute,
+        candidates.micro_batches > 1,
+        cut & (candidates.data == 1),
+        candidates.expert > 1,
     )
-    kinds, kind_of = np.unique(numbers, axis=1, return_inverse=True)
+    first, kind_of = kinds_of(keys)
     legal: list[bool] = []
-    for placement, recompute, pieces, alike, spread in kinds.T.tolist():
+    for placement, recompute, pieces, alike, spread in np.array(keys)[:, first].T.tolist():
         point = Point(
             data=1,
             tensor=1 + alike,
@@ -215,25 +216,26 @@ def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
             micro_batches=1 + pieces,
         )
         legal.append(not contradictions(plan_of(point, base), 2 if alike else None))
-    return np.array(legal, dtype=bool)[kind_of.reshape(-1)]
+    return np.array(legal, dtype=bool)[kind_of]
 
 
 def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, MemoryUse]:
-    """Select candidates that fit on their worst rank; also return that rank's memory.
+    """Select candidates that fit on their worst rank; also return that rank's memory."""
+    places, memory = _fitting(setting, candidates)
+    return candidates.take(places), memory
+
+
+def _fitting(setting: Setting, candidates: Candidates) -> tuple[NDArray[np.int64], MemoryUse]:
+    """Return the places of candidates that fit, and their memory.
 
     The bytes of states alone are a lower bound, which is tried first.
     """
-    if not len(candidates):
-        return candidates, memory_of(setting, candidates)
     available = setting.cluster.memory
     parts = states(setting.graph, candidates, setting.software, np.minimum(1, candidates.pipeline - 1))
-    bound = parts[0] + parts[1] + parts[2]
-    maybe = candidates.take(bound <= available)
-    if not len(maybe):
-        return maybe, memory_of(setting, maybe)
-    memory = memory_of(setting, maybe)
+    maybe = np.flatnonzero(parts[0] + parts[1] + parts[2] <= available)
+    memory = memory_of(setting, candidates.take(maybe))
     fits = memory.total <= available
-    return maybe.take(fits), MemoryUse(*(getattr(memory, name)[fits] for name in (*KINDS, "stage")))
+    return maybe[fits], MemoryUse(*(getattr(memory, name)[fits] for name in (*KINDS, "stage")))
 
 
 def front(seconds: Floats, memory: Floats) -> NDArray[np.bool_]:
@@ -247,9 +249,14 @@ def front(seconds: Floats, memory: Floats) -> NDArray[np.bool_]:
 
 
 def _ranked(
-    setting: Setting, every: Candidates, fit: Candidates, memory: MemoryUse, base: Plan, top: int
+    setting: Setting,
+    fit: Candidates,
+    closed: StepTime,
+    memory: MemoryUse,
+    base: Plan,
+    top: int,
+    best: float,
 ) -> list[RankedPlan]:
-    closed = seconds_of(setting, fit)
     pareto = front(closed.total, memory.total)
     # The front first, then others, so that near ties are seen.
     ahead = np.flatnonzero(pareto)
@@ -257,7 +264,6 @@ def _ranked(
     behind = np.flatnonzero(~pareto)
     behind = behind[np.argsort(closed.total[behind], kind="stable")]
     chosen = np.concatenate([ahead[:SIMULATED], behind])[: max(SIMULATED, top)]
-    best = _best_without_memory(setting, every)
     ran = [(simulated(setting, fit.point(place), closed, int(place)), int(place)) for place in chosen]
     ran.sort()
     shown = [place for _, place in ran[:top]]
@@ -279,10 +285,6 @@ def _runs(setting: Setting, fit: Candidates, place: int, base: Plan) -> bool:
 def _quickest_that_runs(setting: Setting, fit: Candidates, closed: StepTime, base: Plan) -> int | None:
     order = np.argsort(closed.total, kind="stable")[:_TRIED]
     return next((int(place) for place in order if _runs(setting, fit, int(place), base)), None)
-
-
-def _best_without_memory(setting: Setting, every: Candidates) -> float:
-    return float(seconds_of(setting, every).total.min())
 
 
 def _choice(  # noqa: PLR0913 - all of one row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from ronde.plan.schedule import Turn, turns
 __all__ = ["PipelineTimeline", "StageTurn", "simulate"]
 
 _NEVER = math.inf
+_KINDS = "FBW"
+_FORWARD, _BACKWARD = range(2)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,20 +63,18 @@ def simulate(
     Stages do not block each other: each round runs every turn that has its inputs.
     """
     stages = len(forward)
-    orders = [turns(schedule, stage, stages, micros, chunks) for stage in range(stages)]
+    orders = _orders(schedule, stages, micros, chunks)
     parts = 2 * chunks if schedule == "zero-bubble" else chunks
-    lengths = {
-        "F": [seconds / chunks for seconds in forward],
-        "B": [seconds / parts for seconds in backward],
-        "W": [seconds / parts for seconds in backward],
-    }
+    lengths = [
+        [seconds / share for seconds in line] for line, share in ((forward, chunks), (backward, parts))
+    ]
+    lengths.append(lengths[_BACKWARD])
     places, free = [0] * stages, [0.0] * stages
-    last = stages * chunks - 1
+    size = stages * chunks * micros
+    end = size - micros
     # By virtual stage and piece: when a turn ended, and when its result was at the next stage.
-    ended, arrived = (
-        {kind: [[_NEVER] * micros for _ in range(last + 1)] for kind in "FBW"} for _ in range(2)
-    )
-    links = {kind: [0.0] * stages for kind in "FBW"}
+    ended, arrived = ([[_NEVER] * size for _ in _KINDS] for _ in range(2))
+    links = [[0.0] * stages for _ in _KINDS]
     spans: list[StageTurn] = []
     left = sum(map(len, orders))
     while left:
@@ -81,25 +82,26 @@ def simulate(
         for stage, order in enumerate(orders):
             place, now = places[stage], free[stage]
             while place < len(order):
-                turn = order[place]
-                kind, piece = turn.kind, turn.piece
-                virtual = turn.chunk * stages + stage
-                if kind == "W":
-                    ready = ended["B"][virtual][piece]
-                elif kind == "F":
-                    ready = arrived["F"][virtual - 1][piece] if virtual else 0.0
+                kind, at, turn = order[place]
+                if kind == _FORWARD:
+                    ready = arrived[_FORWARD][at - micros] if at >= micros else 0.0
+                elif kind == _BACKWARD:
+                    ready = ended[_FORWARD][at]
+                    if at < end and arrived[_BACKWARD][at + micros] > ready:
+                        ready = arrived[_BACKWARD][at + micros]
                 else:
-                    ready = ended["F"][virtual][piece]
-                    if virtual < last:
-                        ready = max(ready, arrived["B"][virtual + 1][piece])
+                    ready = ended[_BACKWARD][at]
                 if ready == _NEVER:
                     break
                 start = ready if ready > now else now
                 now = start + lengths[kind][stage]
-                ended[kind][virtual][piece] = now
-                begin = max(now, links[kind][stage])
-                links[kind][stage] = begin + busy
-                arrived[kind][virtual][piece] = begin + send
+                ended[kind][at] = now
+                if busy:
+                    begin = max(now, links[kind][stage])
+                    links[kind][stage] = begin + busy
+                    arrived[kind][at] = begin + send
+                else:
+                    arrived[kind][at] = now + send
                 if drawn:
                     spans.append(StageTurn(stage, turn, start, now))
                 place += 1
@@ -107,3 +109,17 @@ def simulate(
             places[stage], free[stage] = place, now
         assert left < before, "an order of a schedule waits for itself"
     return PipelineTimeline(tuple(spans), tuple(free))
+
+
+@functools.lru_cache(maxsize=64)
+def _orders(
+    schedule: Schedule, stages: int, micros: int, chunks: int
+) -> tuple[tuple[tuple[int, int, Turn], ...], ...]:
+    """Return each stage's turns, with kind, and place of virtual stage and piece."""
+    return tuple(
+        tuple(
+            (_KINDS.index(turn.kind), (turn.chunk * stages + stage) * micros + turn.piece, turn)
+            for turn in turns(schedule, stage, stages, micros, chunks)
+        )
+        for stage in range(stages)
+    )

@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.planner.candidates import Candidates
+from ronde.planner.candidates import Candidates, kinds_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.collective import collective_seconds, send_seconds
 from ronde.planner.graph import CostGraph, ModelBlock
@@ -79,6 +79,10 @@ class StepTime:
     optimizer: Floats
     loader: Floats
 
+    def take(self, places: Ints) -> StepTime:
+        """Select candidates by their places."""
+        return StepTime(*(getattr(self, field.name)[places] for field in dataclasses.fields(self)))
+
 
 def overlapped(compute: Floats, communication: Floats) -> Floats:
     """Return the seconds of both together.
@@ -105,20 +109,33 @@ def samples_of(graph: CostGraph, candidates: Candidates) -> Floats:
     return np.ceil(ranks / candidates.micro_batches)
 
 
+def _alike(c: Candidates) -> tuple[Candidates, Ints]:
+    """Return candidates of which blocks differ, and the place among them of each candidate's.
+
+    Schedules and states that gather nothing make no difference to a block.
+    """
+    gathers, alone = c.placement >= 3, c.pipeline == 1
+    first, which = kinds_of(
+        [c.data, c.tensor, c.context, c.expert, c.micro_batches, c.recompute, gathers, alone]
+    )
+    return c.take(first), which
+
+
 def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software: Software) -> StageSeconds:
     """Return the seconds of a micro-batch on each kind of stage."""
     c = candidates
-    shares = RankShare(samples_of(graph, c), c.tensor.astype(float), c.context.astype(float))
+    blocks = (graph.first, graph.block, graph.last)
+    alike, which = _alike(c)
+    shares = RankShare(samples_of(graph, alike), alike.tensor.astype(float), alike.context.astype(float))
     parts = [
-        _block(cluster, graph, block, c, software, shares) for block in (graph.first, graph.block, graph.last)
+        tuple(each[which] for each in _block(cluster, graph, block, alike, software, shares))
+        for block in blocks
     ]
     (first_f, first_b, first_x), (block_f, block_b, block_x), (last_f, last_b, last_x) = parts
     places = [np.zeros_like(c.pipeline), np.minimum(np.ones_like(c.pipeline), c.pipeline - 1), c.pipeline - 1]
     # A captured forward is one operation, and so is its backward.
     loop = (software.loop + 2 * (software.kernels == "captured")) * cluster.slowest.host
-    starts = [
-        _host_seconds(cluster, block, c, software, shares) for block in (graph.first, graph.block, graph.last)
-    ]
+    starts = [_host_seconds(cluster, block, alike, software, shares)[which] for block in blocks]
     forward, backward, exchanged, waiting = [], [], [], []
     for place in places:
         layers = stage_layers(graph.layers, c.pipeline, place)
@@ -134,7 +151,7 @@ def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software:
         backward.append(back * longer)
         waiting.append(wait)
         exchanged.append(layers * block_x + first * first_x + last * last_x)
-    size = graph.block.output * shares.samples * software.itemsize / (shares.context * shares.tensor)
+    size = graph.block.output * samples_of(graph, c) * software.itemsize / (c.context * c.tensor)
     stride = c.tensor * c.context * c.data
     send = np.where(c.pipeline > 1, send_seconds(cluster, size, stride), 0.0)
     return StageSeconds(np.stack(forward), np.stack(backward), np.stack(exchanged), np.stack(waiting), send)
@@ -253,9 +270,13 @@ def _block(
     full = (c.recompute == 2) * (exchange - software.stops_early * last) + pieces * exchange
     gather = _gather(cluster, block, c, software)
     ring = _ring(cluster, block, c, software, shares)
-    there = _beside(cluster, forward, gather + ring)
+    # Processors of one host map the same memory, and copy no parameters.
+    copies = ~((cluster.backend == "gloo") & (c.data * c.context * c.tensor <= cluster.node_size))
+    there = _beside(cluster, forward, copies * gather + ring)
     # Backward passes keys and values on again, and their gradients with them.
-    back = _beside(cluster, backward + again, (2 + pieces) * gather + (2 + (c.recompute == 2)) * ring)
+    back = _beside(
+        cluster, backward + again, (1 + copies * (1 + pieces)) * gather + (2 + (c.recompute == 2)) * ring
+    )
     behind = exchange + software.gathers_again * last * block.exchanges
     total_forward = there + exchange
     total_backward = back + behind + full
@@ -336,7 +357,7 @@ def _ring(
 def _gather(cluster: Cluster, block: ModelBlock, c: Candidates, software: Software) -> Floats:
     """Return the seconds to gather a block's parameters once under `zero3`.
 
-    `central` broadcasts them in the same time.
+    `central` broadcasts them in the same time, and gradients are scattered in the same time.
     """
     if not np.any(c.placement >= 3):
         return np.zeros(len(c))

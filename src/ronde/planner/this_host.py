@@ -39,7 +39,13 @@ def measurements(count: int) -> dict[str, Any]:
     """Measure this host by `count` ranks together; errors as `measured_host`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ronde.runtime.costs.host", folder, str(count)]
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"this host cannot be measured by {count} ranks in {_TIMEOUT} s, it does other work; try "
+                "again when it is quiet, or give a preset or a file by --cluster [R816]"
+            ) from None
         found = Path(folder) / "host.json"
         if done.returncode or not found.exists():
             last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -53,7 +59,10 @@ def host_of(measured: Mapping[str, Any]) -> Cluster:
     """Return the cluster with the measured constants."""
     products = np.array(measured["products"], dtype=float)
     floor, flops, rate = fit_gemm(*products.T, itemsize=4)
-    copy, ranks = measured["copy"], measured["ranks"]
+    ranks = measured["ranks"]
+    # Seconds of a core, which several ranks may share.
+    crowd = max(1.0, ranks / measured["cores"])
+    floor, flops, rate, copy = floor * crowd, flops / crowd, rate / crowd, measured["copy"] / crowd
     device = Device(
         name="a rank's share of the processor",
         memory=measured["memory"] / ranks,
@@ -62,9 +71,9 @@ def host_of(measured: Mapping[str, Any]) -> Cluster:
         gemm_floor=floor,
         gemm_efficiency=1.0,
         gemm_bandwidth=max(rate / copy, 1e-3),
-        attention_efficiency=min(1.0, measured["attention"] / flops),
+        attention_efficiency=min(1.0, measured["attention"] / crowd / flops),
         copy_efficiency=1.0,
-        launch=measured["launch"],
+        launch=measured["launch"] * crowd,
         sustained=1.0,
     )
     sums = np.array(measured["sums"], dtype=float).reshape(-1, 2)
@@ -84,5 +93,5 @@ def host_of(measured: Mapping[str, Any]) -> Cluster:
         sources={"groups": _MEASURED, "node": _MEASURED},
         uncertainty=_UNCERTAIN,
         batches=(1.0, float("inf")),
-        crowd=max(1.0, ranks / measured["cores"]),
+        crowd=crowd,
     )
