@@ -57,7 +57,7 @@ def test_every_key_of_a_plan_has_a_cost_or_a_reason() -> None:
     assert not set(PRICED) & set(NOT_MODELLED)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8, 24, pytest.param(64, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("devices", [1, 2, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (24, 64))])
 def test_pruning_equals_brute_force(devices: int) -> None:
     """Of all candidates costed one by one, those that fit and the quickest are those of the search."""
     model = dataclasses.replace(SMALL, layers=24, hidden=4096, heads=32)
