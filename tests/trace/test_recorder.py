@@ -115,6 +115,18 @@ def test_a_step_is_written_as_it_ends(tmp_path: Path, clock: Clock) -> None:
     assert (tail.steps, tail.other) == (0, 6)
 
 
+def test_steps_before_a_checkpoint_are_in_no_record(tmp_path: Path, clock: Clock) -> None:
+    rank = Rank(tmp_path, shortest_ns=10)
+    rank.recorder.begin()
+    rank.recorder.go_on_from(40)
+    for step in (41, 42):
+        clock.passes(5)
+        rank.recorder.stepped(step, 32)
+    rank.recorder.close()
+    records = [each for each in rank.read().course if each.steps]
+    assert [(each.step, each.steps) for each in records] == [(41, 1), (42, 1)]
+
+
 def test_a_loss_belongs_to_the_step_that_is_nearest(tmp_path: Path, clock: Clock) -> None:
     rank = Rank(tmp_path)
     recorder = rank.recorder

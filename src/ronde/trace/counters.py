@@ -180,6 +180,8 @@ class Tally:
         self.before = steps - self.steps
         if self.vitals is not None:
             self.vitals.step(steps)
+        if self.recorder is not None:
+            self.recorder.go_on_from(self.before)
 
     def step_beside(self) -> None:
         """Count a step in another thread of the script, without its samples."""

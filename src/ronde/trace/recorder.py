@@ -145,6 +145,7 @@ class TraceRecorder:
         self._unmeasured: tuple[int, int, int] | None = None
         self._before = traffic.travelled()
         self._memory, self._looked = memory(), self._written.time
+        self._start = 0
         # Losses that the script has read before the step to which they belong.
         self._losses: list[float] = []
         self._computed = False
@@ -156,6 +157,13 @@ class TraceRecorder:
         self._written = self._reached = self._mark(0, 0, self.phases.current)
         self._before = self._traffic.travelled()
 
+    def go_on_from(self, steps: int) -> None:
+        """Count steps from a checkpoint on; those before it are an earlier run's."""
+        self._start = steps
+        self._written, self._reached = (
+            mark._replace(steps=steps + mark.steps) for mark in (self._written, self._reached)
+        )
+
     def called(self) -> None:
         """Assign losses that are read from now on to the next step.
 
@@ -166,7 +174,7 @@ class TraceRecorder:
     def read(self, value: float) -> None:
         """Record a loss that the script has read, for the next or last step."""
         is_written = self._unmeasured is None and self._reached is self._written
-        if self._computed or not is_written or not self._written.steps:
+        if self._computed or not is_written or self._written.steps == self._start:
             self._losses.append(value)
         else:
             self._file.read_loss(value)
@@ -187,7 +195,7 @@ class TraceRecorder:
         self._unmeasured = None
         self._file.show_since(reached.time, steps, samples)
         # The first step has a separate record: the steady part begins after it.
-        if not self._written.steps or reached.time - self._written.time >= self._shortest_ns:
+        if self._written.steps == self._start or reached.time - self._written.time >= self._shortest_ns:
             self._write(reached)
             if self._spans is not None:
                 self._spans.flush()

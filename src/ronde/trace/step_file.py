@@ -35,8 +35,11 @@ __all__ = [
     "StepFile",
     "StepRecord",
     "StepsOfRank",
+    "read_course",
+    "read_head",
     "read_header",
     "read_parts",
+    "read_recent",
     "read_steps",
     "steps_path",
 ]
@@ -318,6 +321,26 @@ def read_header(path: Path) -> StepsOfRank | None:
     except OSError:
         return None
     return None if size < _SIZE else _header(data)
+
+
+def read_head(file: int) -> tuple[StepsOfRank, int] | None:
+    """Read the header of an open file, and the number of finished records in its course."""
+    if os.fstat(file).st_size < _SIZE:
+        return None
+    data = os.pread(file, _HEADER_SIZE, 0)
+    steps = _header(data)
+    return None if steps is None else (steps, max(0, _HEADER.unpack_from(data)[7]))
+
+
+def read_course(file: int, first: int, end: int) -> bytes:
+    """Read records of the course from number `first` to `end`, which is excluded."""
+    start = _HEADER_SIZE + (RECENT + first) * RECORD_BYTES
+    return os.pread(file, max(0, min(end, COURSE) - first) * RECORD_BYTES, start)
+
+
+def read_recent(file: int) -> bytes:
+    """Read the ring of the last records, in no order, zero where unused."""
+    return os.pread(file, RECENT * RECORD_BYTES, _HEADER_SIZE)
 
 
 def _header(data: bytes) -> StepsOfRank | None:
