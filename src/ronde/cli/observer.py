@@ -17,6 +17,7 @@ COMMAND = (
 def main() -> None:
     """Watch the ranks of this host until they are gone."""
     from ronde.cli.explaining import explain
+    from ronde.cli.metrics_option import serving_metrics
     from ronde.launch.observer import observe
 
-    observe(explain)
+    observe(explain, serving_metrics)

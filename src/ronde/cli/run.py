@@ -20,6 +20,7 @@ from ronde.cli.checkpoint_options import (
 from ronde.cli.elastic_options import elastic_of, named_by_script
 from ronde.cli.explaining import explain
 from ronde.cli.hosts_options import hosts_of, is_here_alone, on_ray
+from ronde.cli.metrics_option import METRICS_HELP, metrics_socket, serving_metrics
 from ronde.cli.script_check import check_module, check_script
 from ronde.cli.server_options import (
     check_starts_servers,
@@ -308,6 +309,10 @@ def run(  # noqa: PLR0913 - one parameter per option
             rich_help_panel=LOGS,
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="PORT|HOST:PORT", help=METRICS_HELP, rich_help_panel=LOGS),
+    ] = None,
 ) -> None:
     """Run an ordinary PyTorch script on many ranks, with the numbers of one device.
 
@@ -353,6 +358,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     saves, fits = checkpoint is not None, partial(_fits, str(meant))
     elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=saves, fits=fits)
     saved = seed_of_checkpoint(checkpoint, resume=resume, native=native, plan=str(meant))
+    scraped = metrics_socket(metrics, place, quiet=quiet)
     directory = _directory(run_dir, place, parent)
     job = LaunchJob(
         run=RunSpec(
@@ -392,11 +398,12 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.cli.observer import COMMAND
         from ronde.launch.external_launch import become_rank
 
-        become_rank(job, place, COMMAND)
+        become_rank(job, place, COMMAND, scraped)
     policy = FailurePolicy.of(job.run, restarts)
-    outcome = launch_with_policy(
-        job, remote, policy, say, explain=explain, elastic=elasticity, launching=launch
-    )
+    with serving_metrics(job, scraped):
+        outcome = launch_with_policy(
+            job, remote, policy, say, explain=explain, elastic=elasticity, launching=launch
+        )
     if trace is not None:
         write_run_timeline(job, trace)
     sys.exit(outcome.exit_code)

@@ -48,7 +48,12 @@ _MEETING_S = 60.0
 _LINGER_S = 3.0
 
 
-def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[str] = ()) -> NoReturn:
+def become_rank(
+    job: LaunchJob,
+    place: ClusterEnvironment,
+    observer: Sequence[str] = (),
+    scraped: socket.socket | None = None,
+) -> NoReturn:
     """Replace this process by the worker of its rank.
 
     Ranks meet at the agent's own store, or at rank 0's. The launcher still handles rank 0's output; other
@@ -56,6 +61,7 @@ def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[st
 
     Args:
         observer: command of the process that explains failures of this host's ranks; (): none.
+        scraped: socket at which that process answers with their metrics.
 
     Raises:
         UsageError, LaunchError: the ranks cannot run in this way.
@@ -91,7 +97,7 @@ def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[st
         shared=not own and is_shared(job.devices[: place.local_world_size]),
     )
     if place.local_rank == 0 and observer:
-        _start_observer(job, place, observer)
+        _start_observer(job, place, observer, scraped)
     if place.rank != 0:
         silence(job.run_directory.log(place.rank))
     os.execve(job.run.worker[0], job.run.worker, environment)
@@ -242,7 +248,9 @@ def _write(path: Path, text: str) -> None:
         ) from None
 
 
-def _start_observer(job: LaunchJob, place: ClusterEnvironment, command: Sequence[str]) -> None:
+def _start_observer(
+    job: LaunchJob, place: ClusterEnvironment, command: Sequence[str], scraped: socket.socket | None
+) -> None:
     """Start the observer of this host, before this process becomes a rank.
 
     It is a detached process in a session of its own, so that neither the script nor the launcher's end of
@@ -261,6 +269,7 @@ def _start_observer(job: LaunchJob, place: ClusterEnvironment, command: Sequence
         "run_id": job.run_directory.run_id,
         "main": os.getpid(),
         "since": time.time() - _age(),
+        "scraped": None if scraped is None else scraped.fileno(),
     }
     child = os.fork()
     if child:
@@ -272,6 +281,8 @@ def _start_observer(job: LaunchJob, place: ClusterEnvironment, command: Sequence
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, 0)
             os.dup2(nothing, 1)
+            if scraped is not None:
+                scraped.set_inheritable(True)
             os.execve(command[0], list(command), {**job.environment, OBSERVER_KEY: json.dumps(told)})
     finally:
         os._exit(0)

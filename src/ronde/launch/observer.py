@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from ronde.launch.controller import Controller
@@ -21,11 +23,16 @@ from ronde.trace.run_directory import RunDirectory
 __all__ = ["observe"]
 
 
-def observe(explain: Explain) -> None:
+Serve = Callable[[LaunchJob, socket.socket, float], contextlib.AbstractContextManager[None]]
+"""Answers with the metrics of a job at a socket, from files that are newer than a time."""
+
+
+def observe(explain: Explain, serve: Serve) -> None:
     """Watch the ranks until they are gone, and explain a failure.
 
     Args:
         explain: function that interprets evidence of a stall or a failure.
+        serve: function that serves metrics, if the user has asked for them.
     """
     told = json.loads(os.environ.pop(OBSERVER_KEY))
     run = RunSpec.from_fields(told["run"])
@@ -37,6 +44,9 @@ def observe(explain: Explain) -> None:
     )
     name = socket.gethostname() if told["here"] < told["ranks"] else ""
     share = NodeOfRun(name=name, first_rank=told["first_rank"], ranks=told["here"])
-    with SignalInbox() as inbox:
+    with contextlib.ExitStack() as opened:
+        inbox = opened.enter_context(SignalInbox())
+        if told["scraped"] is not None:
+            opened.enter_context(serve(job, socket.socket(fileno=told["scraped"]), told["since"]))
         node = ObservedNode(share, job.run_directory, run.timeout, told["main"], told["since"])
         Controller(job, [node], inbox, UsersTerminal(job), None, explain, None).run()

@@ -60,14 +60,15 @@ def launch_with_policy(
         if decision is Decision.RAISE:
             return outcome or Outcome(exit_code=1)
         if decision is Decision.RESIZE:
-            words = "the hosts have changed [R158]"
+            reason, words = "hosts", "the hosts have changed [R158]"
         else:
             failures += 1
+            reason = "failure"
             words = (
                 f"restart {failures} of {policy.restarts}, from the newest checkpoint in "
                 f"{job.run.checkpoint} [R158]"
             )
         say(words)
-        write_event(job.run_directory.path, "restart", words)
+        write_event(job.run_directory.path, "restart", words, reason=reason)
         job = job.resumed(job.attempt + 1)
         job.run_directory.begin_attempt(job.attempt)

@@ -55,10 +55,10 @@ def write_explanation(explanation: Explanation, run_directory: Path) -> None:
         replace_file(path, explanation.to_json())
 
 
-def read_explanation(run_directory: Path) -> Explanation | None:
-    """Read the explanation; None if it was never written."""
+def read_explanation(run_directory: Path, name: str = "explanation") -> Explanation | None:
+    """Read the explanation of the present start, or the file of this name; None if never written."""
     try:
-        fields = json.loads(evidence_path(run_directory, "explanation").read_text(encoding="utf-8"))
+        fields = json.loads(evidence_path(run_directory, name).read_text(encoding="utf-8"))
         return Explanation(**{**fields, "evidence": tuple(fields["evidence"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -14,6 +14,7 @@
         rank-0.steps          its steps; rank-0.spans with --trace
         events.jsonl          start, notices and end of the run
         spans.json            with --trace: some of the spans, for the page
+        metrics.prom          the last metrics, with --metrics
         server-0.log          output of parameter server 0
         server-0/             its log of changes and its snapshots, while the run needs them
         pulse                 how far the run is, for the progress line
@@ -50,7 +51,8 @@ RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 NODE_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
-    r"|store(\.\d+)?|store\.log|pulse|launch\.json|(waiting|hosts|spans)\.json|asked|server-\d+\.refusal|events\.jsonl|printed-\w+"
+    r"|store(\.\d+)?|store\.log|pulse|launch\.json|(waiting|hosts|spans)\.json|asked|server-\d+\.refusal|events\.jsonl"
+    r"|printed-\w+|metrics\.prom"
 )
 _OF_ALL_ATTEMPTS = re.compile(r"events\.jsonl|printed-\w+")
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")

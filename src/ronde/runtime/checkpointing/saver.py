@@ -257,6 +257,7 @@ class Saver:
         assert self._store is not None
         try:
             with self._files.unmediated():
+                begun = perf_counter()
                 self._store.write(manifest, state, content)
                 write_event(
                     Path(self._config.place.run_dir),
@@ -265,6 +266,7 @@ class Saver:
                     rank=0,
                     step=manifest.step,
                     held_up=manifest.held_up,
+                    written=perf_counter() - begun,
                     nbytes=manifest.state_bytes,
                     folder=str(Path(self._config.run.checkpoint).absolute()),
                 )
