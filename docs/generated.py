@@ -17,8 +17,9 @@ from ronde.plan import PRESETS, Plan, expand, read_plan
 from ronde.plan.axes import AXES
 from ronde.plan.cuts import Cuts
 from ronde.plan.key import Choice, Flag, Integer, Key, keys_of
+from ronde.report.metrics.families import FAMILIES
 
-__all__ = ["commands", "help_text", "plan_keys", "presets", "runs", "substitutions", "values"]
+__all__ = ["commands", "help_text", "metrics", "plan_keys", "presets", "runs", "substitutions", "values"]
 
 _WIDTH = "84"
 # What a value may need to stand with.
@@ -32,6 +33,7 @@ def substitutions() -> dict[str, str]:
     """Every generated piece by the name that the pages use for it."""
     pieces = {f"keys_{name}": plan_keys(name) for name in AXES}
     pieces["presets"] = presets()
+    pieces["metrics"] = metrics()
     pieces["help"] = f"```text\n{help_text()}\n```"
     for words in commands():
         pieces["help_" + "_".join(words).replace("-", "_")] = f"```text\n{help_text(*words)}\n```"
@@ -99,6 +101,15 @@ def presets() -> str:
         systems = "; ".join(preset.equals)
         default = " (default)" if expand(preset.name) == Plan() else ""
         lines.append(f"| `{preset.name}`{default} | `{preset.items}` | {exact} | {ready} | {systems} |")
+    return "\n".join(lines)
+
+
+def metrics() -> str:
+    """The table of metrics of a run."""
+    lines = ["| metric | is |", "|---|---|"]
+    for family in FAMILIES:
+        labels = f"{{{', '.join(family.labels)}}}" if family.labels else ""
+        lines.append(f"| `{family.name}{labels}` | {family.help} |")
     return "\n".join(lines)
 
 

@@ -64,3 +64,8 @@ def test_the_api_page_names_everything_public() -> None:
     public |= {f"ronde.errors.{name}" for name in errors.__all__}
     public |= {f"ronde.plan.{name}" for name in plan.__all__} - {"ronde.plan.PRESETS"}
     assert sorted(public - told) == []
+
+
+def test_the_page_of_a_run_has_each_metric(generated: ModuleType) -> None:
+    assert placeholders("guides/seeing-a-run.md") == {"metrics"}
+    assert "| `ronde_run_phase_seconds_total{rank, phase}` | Seconds by phase" in generated.metrics()

@@ -29,7 +29,7 @@ def opened(folder: Path, process: int = 17) -> StepFile:
 def test_totals_are_those_of_one_reading(tmp_path: Path) -> None:
     file, totals = opened(tmp_path), StepTotals(steps_path(tmp_path, 0))
     last = 2 * COURSE + 700
-    # Readings between which nothing, little, and more than a whole course was written, and records were merged.
+    # Between readings nothing, little, or more than a whole course is written, and records are merged.
     looks = {1, 2, 3, 10, 11, 700, COURSE - 2, COURSE - 1, COURSE, COURSE + 1, 2 * COURSE, last}
     for step in range(1, last + 1):
         file.write(record(step, loss=float(step)).values())

@@ -34,10 +34,10 @@ def metrics_socket(
 ) -> socket.socket | None:
     """Bind the socket for scrapes, and tell the user where it is.
 
-    None without --metrics, and on ranks that are not the first of their host.
+    Return None without --metrics, and for all ranks but the first of their host.
 
     Raises:
-        UsageError: the value is no port, or prometheus-client is missing.
+        UsageError: the value names no port, or prometheus-client is missing.
         LaunchError: the port is in use, or the address is not of this host.
     """
     if given is None:
@@ -49,7 +49,9 @@ def metrics_socket(
         )
     if place is not None and place.local_rank:
         return None
-    bound = _bound(given, host, port, patience=_PATIENCE_S if place is not None and place.restart_count else 0)
+    bound = _bound(
+        given, host, port, patience=_PATIENCE_S if place is not None and place.restart_count else 0
+    )
     asked, (host, port) = port, bound.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     if not quiet or port != asked:
@@ -118,7 +120,8 @@ def _bound(given: str, host: str, port: int, *, patience: float) -> socket.socke
 def _refusal(given: str, host: str, error: OSError) -> LaunchError:
     if error.errno == errno.EADDRINUSE:
         return LaunchError(
-            f"--metrics {given}: the port is in use; choose another, or --metrics 0 for any that is free [R617]"
+            f"--metrics {given}: the port is in use; choose another, or --metrics 0 for "
+            "any that is free [R617]"
         )
     told = error.strerror or os.strerror(error.errno or 0)
     return LaunchError(

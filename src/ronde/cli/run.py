@@ -399,10 +399,15 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.external_launch import become_rank
 
         become_rank(job, place, COMMAND, scraped)
-    policy = FailurePolicy.of(job.run, restarts)
     with serving_metrics(job, scraped):
         outcome = launch_with_policy(
-            job, remote, policy, say, explain=explain, elastic=elasticity, launching=launch
+            job,
+            remote,
+            FailurePolicy.of(job.run, restarts),
+            say,
+            explain=explain,
+            elastic=elasticity,
+            launching=launch,
         )
     if trace is not None:
         write_run_timeline(job, trace)

@@ -56,7 +56,7 @@ def write_explanation(explanation: Explanation, run_directory: Path) -> None:
 
 
 def read_explanation(run_directory: Path, name: str = "explanation") -> Explanation | None:
-    """Read the explanation of the present start, or the file of this name; None if never written."""
+    """Read an explanation by its name; None if it was never written."""
     try:
         fields = json.loads(evidence_path(run_directory, name).read_text(encoding="utf-8"))
         return Explanation(**{**fields, "evidence": tuple(fields["evidence"])})

@@ -158,7 +158,7 @@ class TraceRecorder:
         self._before = self._traffic.travelled()
 
     def go_on_from(self, steps: int) -> None:
-        """Count steps from a checkpoint on; those before it are an earlier run's."""
+        """Count steps from a checkpoint on; earlier steps belong to another run."""
         self._start = steps
         self._written, self._reached = (
             mark._replace(steps=steps + mark.steps) for mark in (self._written, self._reached)

@@ -1,7 +1,7 @@
 """Totals of a rank's step file, read again and again at little cost.
 
-Finished records of the course do not change, so a second reading sums up the records since the first. When two
-records have become one meanwhile, all are read again.
+Finished records of the course do not change, so a second reading sums up the records since the first. When
+two records have become one meanwhile, all are read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from ronde.trace.step_file import ROUTES, StepFileHead, read_course, read_head, read_recent
+from ronde.trace.step_file import ROUTES, StepsOfRank, read_course, read_head, read_recent
 
 __all__ = ["PHASES_OF_TOTALS", "RankTotals", "StepTotals"]
 
@@ -44,7 +44,7 @@ class RankTotals:
         loss: the latest loss that the script read; None without any.
     """
 
-    head: StepFileHead
+    head: StepsOfRank
     steps: int
     seconds: Mapping[str, float]
     sent: Mapping[str, int]
@@ -57,7 +57,7 @@ class RankTotals:
 
     @property
     def last_step(self) -> float:
-        """Time of its last step, or of its start, in seconds by the wall clock of its host."""
+        """Time of its last step or start, in seconds by its host's clock."""
         head = self.head
         return (head.wall + max(0, head.since - head.monotonic)) * _NS
 
@@ -71,14 +71,14 @@ class StepTotals:
         self._forget(None)
 
     def read(self) -> RankTotals | None:
-        """Read what is new, even while the rank writes; None if the file is missing or incomplete."""
+        """Read new records, even while the rank writes; None if incomplete."""
         try:
             file = os.open(self._path, os.O_RDONLY)
         except OSError:
             return None
         try:
-            head = read_head(file)
-            return None if head is None else self._read(file, head)
+            read = read_head(file)
+            return None if read is None else self._read(file, *read)
         except OSError:
             return None
         finally:
@@ -92,19 +92,19 @@ class StepTotals:
         self._reached = 0
         self._sums = np.zeros(_NUMBERS + 1, np.int64)
 
-    def _read(self, file: int, head: StepFileHead) -> RankTotals:
+    def _read(self, file: int, head: StepsOfRank, finished: int) -> RankTotals:
         start = head.process, head.wall
         last = read_course(file, self._finished - 1, self._finished) if self._finished else b""
         # A loss that is read late changes the end of the record.
         same = last[: 8 * _NUMBERS] == self._mark
-        if start != self._start or head.finished < self._finished or not same:
+        if start != self._start or finished < self._finished or not same:
             self._forget(start)
-        raw = read_course(file, self._finished, head.finished + 1)
+        raw = read_course(file, self._finished, finished + 1)
         records = np.frombuffer(raw, _LAYOUT)
-        new = max(0, head.finished - self._finished)
+        new = max(0, finished - self._finished)
         self._sums = self._sums + self._sum(records[:new])
         if new:
-            self._finished = head.finished
+            self._finished = finished
             self._mark = raw[(new - 1) * _LAYOUT.itemsize :][: 8 * _NUMBERS]
         reached = self._reached
         sums = self._sums + self._sum(records[new:])
@@ -112,7 +112,7 @@ class StepTotals:
         return _totals(head, sums, records, np.frombuffer(read_recent(file), _LAYOUT))
 
     def _sum(self, records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Sum up the records that continue those before."""
+        """Sum up the records, each of which continues the one before."""
         numbers = records["numbers"]
         ends = np.maximum.accumulate(np.append(self._reached, numbers[:, _ENDED]))
         numbers = numbers[(numbers[:, _BEGUN] >= ends[:-1]) & (numbers[:, _ENDED] > numbers[:, _BEGUN])]
@@ -124,13 +124,15 @@ class StepTotals:
 
 
 def _totals(
-    head: StepFileHead, sums: np.ndarray[Any, Any], course: np.ndarray[Any, Any], ring: np.ndarray[Any, Any]
+    head: StepsOfRank, sums: np.ndarray[Any, Any], course: np.ndarray[Any, Any], ring: np.ndarray[Any, Any]
 ) -> RankTotals:
     ring = ring[ring["numbers"][:, _STEPS] > 0]
     newest = ring[np.argsort(ring["numbers"][:, _STEP])]
     read = newest[newest["losses"] > 0]
     latest = newest if len(newest) else course
-    memory = [int(value) for value in latest["numbers"][-1, _RESIDENT : _DEVICE + 1]] if len(latest) else [0, 0]
+    memory = (
+        [int(value) for value in latest["numbers"][-1, _RESIDENT : _DEVICE + 1]] if len(latest) else [0, 0]
+    )
     # Short steps share a record, which is written when it is long enough.
     unwritten = max(0, head.steps - int(newest["numbers"][-1, _STEP])) if len(newest) else 0
     seconds = [*sums[_DATA : _WAITED + 1], sums[_OTHER]]

@@ -59,7 +59,10 @@ def serving(listening: socket.socket, metrics: RunMetrics, directory: Path) -> I
 
 @contextlib.contextmanager
 def _without_signals() -> Iterator[None]:
-    """Start threads that get no signal: the launcher waits for them in its main thread."""
+    """Start threads that get no signal.
+
+    The launcher waits for signals in its main thread.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield

@@ -37,7 +37,9 @@ FAMILIES = (
     _gauge("ranks", "Number of ranks at present."),
     _gauge("hosts", "Number of their hosts."),
     _gauge("rank_info", "1; the host of each rank.", "rank", "host"),
-    _gauge("step", "Optimizer steps of the script, with those before a checkpoint; falls when a run restarts."),
+    _gauge(
+        "step", "Optimizer steps of the script, with those before a checkpoint; falls when a run restarts."
+    ),
     _counter("steps", "Optimizer steps taken, repeated ones too.", "rank"),
     _counter("samples", "Samples trained on, of all ranks together."),
     _gauge("loss", "The latest loss that the script read."),

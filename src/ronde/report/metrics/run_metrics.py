@@ -84,7 +84,7 @@ class RunMetrics:
         }
 
     def _totals(self) -> tuple[list[RankTotals], dict[int, RankTotals]]:
-        """Read the totals of ranks that were started again since, and of the present ones."""
+        """Read the totals of earlier starts of ranks, and of the present ranks."""
         past: list[RankTotals] = []
         present: dict[int, RankTotals] = {}
         try:
@@ -114,7 +114,7 @@ class RunMetrics:
         }
 
     def _of_cause(self, events: Sequence[Event]) -> dict[str, Mapping[tuple[str, ...], float]]:
-        """Return the newest explanation, of this start of the ranks or of an earlier one."""
+        """Return the newest explanation of this start of the ranks, or earlier ones."""
         folder = evidence_path(self._directory, "explanation").parent
         times: dict[Path, float] = {}
         for path in folder.glob("*explanation.json"):
@@ -135,7 +135,7 @@ class RunMetrics:
     def _never_less(
         self, name: str, series: Mapping[tuple[str, ...], float]
     ) -> Mapping[tuple[str, ...], float]:
-        """Return the values of a counter, or the last ones where a file could not be read in full."""
+        """Return a counter's values, or the last ones where a file is incomplete."""
         if name not in _COUNTERS:
             return series
         for labels, value in series.items():
@@ -185,7 +185,7 @@ def _of_ranks(
 
 
 def _counts_of(totals: RankTotals) -> dict[str, Mapping[tuple[str, ...], float]]:
-    """Return what is counted of one rank."""
+    """Return the counts of one rank."""
     rank = str(totals.head.rank)
     return {
         "steps": {(rank,): totals.steps},
@@ -230,7 +230,7 @@ def _sum(events: Iterable[Event], name: str) -> float:
 
 
 def _code(explanation: Explanation, events: Sequence[Event]) -> str:
-    """Return the code of a cause, or of the failure that it explains; "" without one."""
+    """Return the code of a cause, or of its failure; "" without one."""
     failed = [each for each in events if each.kind == "end" and each.more.get("exit_code")]
     told = (explanation.summary, explanation.fix, *(each.text for each in failed[-1:]))
     return next((code for text in told if (code := lift(text)[0])), "")
@@ -242,7 +242,7 @@ def _node(totals: RankTotals, record: LaunchRecord | None) -> Any:
 
 
 def _host(totals: RankTotals, record: LaunchRecord | None) -> str:
-    """Return the name of the rank's host as the user gave it, or its own."""
+    """Return the name of a rank's host, as the user gave it if known."""
     node = _node(totals, record)
     return node.name if node is not None and node.name else totals.head.host
 

@@ -1,0 +1,1 @@
+"""Writes a run's records for other programs."""
