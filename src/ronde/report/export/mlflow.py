@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import import_module
 
 from ronde import __version__
 from ronde.errors import UsageError
@@ -24,15 +25,15 @@ def write_mlflow(run: RunState, uri: str) -> None:
         UsageError: mlflow is missing, or there is no store at the URI.
     """
     try:
-        from mlflow.entities import Metric, Param
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
+        entities = import_module("mlflow.entities")
+        tracking = import_module("mlflow.tracking")
+        mlflow_error = import_module("mlflow.exceptions").MlflowException
     except ImportError:
         raise UsageError(
             "--mlflow needs mlflow, which is not installed: pip install 'ronde[mlflow]' [R619]"
         ) from None
     try:
-        client = MlflowClient(tracking_uri=uri)
+        client = tracking.MlflowClient(tracking_uri=uri)
         known = client.get_experiment_by_name(_EXPERIMENT)
         experiment = client.create_experiment(_EXPERIMENT) if known is None else known.experiment_id
         began = min(rank.steps.wall for rank in run.ranks) // 1_000_000
@@ -40,13 +41,15 @@ def write_mlflow(run: RunState, uri: str) -> None:
             experiment, start_time=began, run_name=run.path.name, tags={"ronde": __version__}
         )
         number = made.info.run_id
-        params = [Param(name, str(value)) for name, value in run.start.items()]
+        params = [entities.Param(name, str(value)) for name, value in run.start.items()]
         client.log_batch(number, params=params)
         scalars = scalars_of(run)
         while batch := list(itertools.islice(scalars, _BATCH)):
-            metrics = [Metric(each.name, each.value, round(each.time * 1000), each.step) for each in batch]
+            metrics = [
+                entities.Metric(each.name, each.value, round(each.time * 1000), each.step) for each in batch
+            ]
             client.log_batch(number, metrics=metrics)
         if run.life in _STATUS:
             client.set_terminated(number, _STATUS[run.life], began + round(run.seconds * 1000))
-    except (MlflowException, ImportError, OSError) as error:
+    except (mlflow_error, ImportError, OSError) as error:
         raise UsageError(f"--mlflow {uri}: {str(error).splitlines()[0]} [R619]") from None
