@@ -15,6 +15,7 @@ from ronde.errors import UsageError
 from ronde.report.export.scalars import scalars_of
 from ronde.report.export.write import Exports
 from ronde.report.run import read_run
+from ronde.trace.events import write_event
 from ronde.trace.explanation import Explanation, write_explanation
 
 
@@ -45,11 +46,12 @@ def test_a_table_has_a_row_for_each_record_of_each_rank(
 def test_json_has_the_run_its_events_and_its_cause(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", steps=10, nan_from=9)
     write_explanation(Explanation(cause="oom", rank=1, summary="memory ran out"), run)
+    write_event(run, "end", "rank 1 failed", exit_code=1)
     (named,) = Exports(json=tmp_path / "run.json").write(read_run(run))
     told = json.loads(Path(named).read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert (told["run"], told["life"], told["cause"]["cause"]) == ("run", "ended", "oom")
+    assert (told["run"], told["life"], told["cause"]["cause"]) == ("run", "failed", "oom")
     assert told["start"]["plan"] == "ddp"
-    assert [each["kind"] for each in told["events"]] == ["start"]
+    assert [each["kind"] for each in told["events"]] == ["start", "end"]
     rows = told["ranks"][1]["rows"]
     loss = told["columns"].index("loss")
     assert len(rows) == 10

@@ -11,7 +11,6 @@ from typing import Any
 
 from ronde.report.export.rows import COLUMNS, rows_of
 from ronde.report.run import RunState
-from ronde.trace.explanation import read_explanation
 
 __all__ = ["write_csv", "write_json"]
 
@@ -39,7 +38,7 @@ def write_json(run: RunState, target: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    cause = read_explanation(run.path)
+    cause = run.cause
     told = {
         "run": run.path.name,
         "life": run.life,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ronde.report.run import RunState
-from ronde.trace.step_file import ROUTES, StepRecord, StepsOfRank
+from ronde.trace.step_file import ROUTES, StepRecord, StepsOfRank, read_steps, steps_path
 
 __all__ = ["COLUMNS", "Row", "rows_of"]
 
@@ -27,7 +27,8 @@ Times are seconds, `begun` since the start of the run; a loss may be missing.
 
 def rows_of(run: RunState, rank: StepsOfRank) -> Iterator[Row]:
     """Yield the rows of a rank; the last one follows its last step."""
-    for record in rank.course:
+    read = read_steps(steps_path(run.path, rank.rank))
+    for record in () if read is None else read.course:
         yield _row(record, rank.rank, (record.begun + rank.offset - run.begun) / 1e9)
 
 
