@@ -324,7 +324,7 @@ def read_header(path: Path) -> StepsOfRank | None:
 
 
 def read_head(file: int) -> tuple[StepsOfRank, int] | None:
-    """Read the header of an open file, and the number of finished records in its course."""
+    """Read the header of an open file, and the number of finished records."""
     if os.fstat(file).st_size < _SIZE:
         return None
     data = os.pread(file, _HEADER_SIZE, 0)
