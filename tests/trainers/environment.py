@@ -19,6 +19,15 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 # `site` runs the lines of a .pth file; by `addsitedir` also those of the shared folder (editable installs).
 _SHARED = "import site; site.addsitedir({!r})\n"
 _READY = "ready"
+# Operators of torchvision's library for which it registers shapes even where that cannot be loaded: built for
+# CUDA, beside a torch for CPUs.
+_DECLARED = """
+
+if not _has_ops():
+    _declared = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
 def find(packages: Sequence[str], cache: Path = CACHE) -> str | None:
@@ -42,6 +51,9 @@ def make(packages: Sequence[str], cache: Path = CACHE) -> str:
     (site / "shared.pth").write_text(_SHARED.format(sysconfig.get_path("purelib")))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q"]
     _run(*pip, "-c", str(CONSTRAINTS), *packages)
+    extension = site / "torchvision" / "extension.py"
+    if extension.exists():
+        extension.write_text(extension.read_text() + _DECLARED)
     (folder / _READY).touch()
     return python
 

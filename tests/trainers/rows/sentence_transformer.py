@@ -1,0 +1,10 @@
+"""The trainer of sentence-transformers with a BERT and in-batch negatives."""
+
+from trainers.row import Row
+
+ROW = Row(
+    title="sentence-transformers `SentenceTransformerTrainer`",
+    packages=("sentence-transformers==6.2.0", "transformers==5.23.0", "datasets==5.2.0"),
+    script="sentence_transformer.py",
+    expected={"ddp": "one piece but the loss", "zero3": "one piece but the loss", "tensor=2": "divided"},
+)
