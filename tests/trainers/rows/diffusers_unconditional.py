@@ -38,8 +38,8 @@ ROW = Row(
         field="images",
         arguments="--train_data_dir images --model_config_name_or_path unet --resolution 16 "
         "--train_batch_size 4 --eval_batch_size 2 --num_epochs 1 --ddpm_num_steps 100 "
-        "--ddpm_num_inference_steps 2 --use_ema --lr_warmup_steps 0 --save_images_epochs 1 --save_model_epochs 1 "
-        "--output_dir out --cache_dir cache",
+        "--ddpm_num_inference_steps 2 --use_ema --lr_warmup_steps 0 --save_images_epochs 1 "
+        "--save_model_epochs 1 --output_dir out --cache_dir cache",
         steps=1000,
         standins=(),
         beside=(),
