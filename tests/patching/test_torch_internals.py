@@ -22,6 +22,7 @@ HOME = Path(torch_internals.__file__)
 SIGNATURES = {
     "disable_current_modes": [],
     "current_dispatch_modes": [],
+    "pop_dispatch_mode": ["k"],
     "current_function_modes": [],
     "pop_function_mode": [],
     "unsafe_preserve_version_counter": ["tensors"],

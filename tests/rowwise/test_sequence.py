@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ronde.rowwise.comparison import ComparisonMode
 from ronde.rowwise.sequence import Sequence
@@ -137,6 +139,40 @@ def test_what_was_written_is_put_back() -> None:
     assert compared(module, args, steps, 8)[1]
     for key, value in module.state_dict().items():
         assert torch.equal(value, before[key])
+
+
+def _names_compared(monkeypatch: pytest.MonkeyPatch, module: nn.Module) -> list[str]:
+    """Compare a second call, train on its output, and return the operations that were watched."""
+    args, names = (table(),), list[str]()
+    plain = ComparisonMode._compare
+
+    def compare(self: ComparisonMode, func: Any, given: Any, kwargs: Any) -> None:
+        names.append(str(func))
+        plain(self, func, given, kwargs)
+
+    monkeypatch.setattr(ComparisonMode, "_compare", compare)
+    output, problem = compared(module, args, observe(module, args).steps, 8)
+    assert not problem
+    output.sum().backward()
+    return names
+
+
+def test_a_batch_norm_is_compared_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = _names_compared(monkeypatch, nn.Sequential(linear(), nn.BatchNorm1d(6), nn.ReLU()))
+    assert "aten.relu.default" in names
+    assert not any("batch_norm" in name or "mean" in name for name in names)
+
+
+def test_a_selective_checkpoint_sees_the_batch_norm_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = nn.Sequential(linear(), nn.BatchNorm1d(6))
+    kept = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+
+    def checkpointed(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False, context_fn=kept)
+
+    assert any(
+        "batch_norm" in name for name in _names_compared(monkeypatch, Written(checkpointed, inner=inner))
+    )
 
 
 def test_a_difference_on_another_rank_ends_the_call_here_too() -> None:

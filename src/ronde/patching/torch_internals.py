@@ -37,6 +37,7 @@ try:
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
     disable_current_modes = _python_dispatch._disable_current_modes
     current_dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
+    pop_dispatch_mode = _python_dispatch._pop_mode_temporarily
     current_function_modes = torch.overrides._get_current_function_mode_stack
     pop_function_mode = torch.overrides._pop_mode_temporarily
     is_in_function_mode = _C._is_torch_function_mode_enabled

@@ -17,14 +17,16 @@ from ronde.patching.torch_internals import (
     DisableTorchFunction,
     HigherOrderOperator,
     TorchDispatchMode,
+    current_dispatch_modes,
     disable_current_modes,
+    pop_dispatch_mode,
 )
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.backward import applied_by, ends_recomputation
 from ronde.rowwise.compiled import aside
 from ronde.rowwise.labels import Marks
-from ronde.rowwise.operation import written
+from ronde.rowwise.operation import tensors, written
 from ronde.rowwise.sequence import Sequence, Step, follow, follow_function, is_same, step_of
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
@@ -140,14 +142,29 @@ class ComparisonMode(TorchDispatchMode):
 
     def _apply(self, plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         """Compare a function that is a collective, and let ranks agree before it."""
-        joins = self._ranks.normalizes(kind) or self._ranks.looks_up(kind)
+        normalizes = self._ranks.normalizes(kind)
+        joins = normalizes or self._ranks.looks_up(kind)
         if joins:
             self._step((kind.__name__, ()))
-        with self._collective() if joins else nullcontext():
+        with (
+            self._collective() if joins else nullcontext(),
+            self._beneath(args) if normalizes else nullcontext(),
+        ):
             result = plain(*args, **kwargs)
         with DisableTorchFunction():
             follow_function(self._marks, args, result)
         return result
+
+    @contextmanager
+    def _beneath(self, args: Any) -> Iterator[None]:
+        """Run a batch norm unwatched: its many small operations are always the same."""
+        with DisableTorchFunction():
+            _, *others = tensors(args)
+            # Its running statistics are all that it writes to.
+            self._undo.keep([each for each in others if not each.requires_grad], self._marks)
+        # The mode of a selective checkpoint stays: in the recomputation it expects the same operations.
+        with pop_dispatch_mode() if current_dispatch_modes()[-1:] == [self] else nullcontext():
+            yield
 
     def _step(self, step: Step) -> None:
         """Compare the next step with the observed one."""
