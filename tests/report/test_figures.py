@@ -77,7 +77,7 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path: Path) -> No
 
 
 def test_what_was_done_is_divided_by_time(figures: RunFigures) -> None:
-    samples, steps = figures.ranks[0].done
+    samples, steps = figures.done
     assert (samples.sum(), steps.sum()) == (pytest.approx(600 * 32), pytest.approx(600))
     assert samples / np.diff(figures.edges) == pytest.approx(3200)
     assert figures.seconds == pytest.approx(6.0)

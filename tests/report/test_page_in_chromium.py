@@ -43,11 +43,16 @@ NAMELESS = """() => [...document.querySelectorAll(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield made
-        made.close()
+def started() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(started: Any) -> Iterator[Any]:
+    made = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    yield made
+    made.close()
 
 
 @contextmanager

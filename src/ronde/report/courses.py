@@ -46,13 +46,12 @@ def read_course(path: Path) -> Course:
     if read is None:
         return Course(np.empty(0, _RECORD), np.empty(0, _RECORD))
     steps, ring, course = read
-    found = np.frombuffer(ring, _RECORD)
-    found = found[(found["ended"] != 0) & (found["step"] > steps.steps - RECENT)]
-    recent = _following(found[np.argsort(found["step"], kind="stable")])
-    written = np.frombuffer(course, _RECORD)
-    whole = _following(written[written["ended"] != 0])
-    reached = whole["ended"][-1] if len(whole) else 0
-    return Course(np.concatenate((whole, recent[recent["begun"] >= reached])), recent)
+    found = _written(np.frombuffer(ring, _RECORD))
+    order = np.argsort(found["step"], kind="stable")
+    recent = _following(found[order[found["step"][order] > steps.steps - RECENT]])
+    whole = _following(_written(np.frombuffer(course, _RECORD)))
+    later = recent[recent["begun"] >= (whole["ended"][-1] if len(whole) else 0)]
+    return Course(np.concatenate((whole, later)) if len(later) else whole, recent)
 
 
 def of_records(*records: StepRecord) -> Records:
@@ -63,6 +62,14 @@ def of_records(*records: StepRecord) -> Records:
     """
     rows = [tuple(getattr(each, str(name)) for name in _RECORD.names or ()) for each in records]
     return np.array(rows, _RECORD)
+
+
+def _written(records: Records) -> Records:
+    """Leave out places that no record was written to; a course has none but its last."""
+    ended = records["ended"]
+    if len(ended) and ended[:-1].all():
+        return records if ended[-1] else records[:-1]
+    return records[ended != 0]
 
 
 def _following(records: Records) -> Records:

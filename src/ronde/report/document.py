@@ -164,7 +164,7 @@ def _loss(loss: LossCurve) -> dict[str, Any]:
 def _throughput(figures: RunFigures) -> dict[str, Any]:
     if not figures.ranks:
         return {"x": [], "y": [], "unit": "steps/s"}
-    samples, steps = figures.ranks[0].done
+    samples, steps = figures.done
     unit, done = ("samples/s", samples) if samples.any() else ("steps/s", steps)
     return {"x": short(figures.edges[1:]), "y": short(done / np.diff(figures.edges)), "unit": unit}
 

@@ -59,7 +59,6 @@ class RankFigures:
         sent: bytes by `ROUTES`.
         over_time: seconds by `PARTS` in each column of the run's time.
         memory: largest bytes in each column, of the device if there is one; NaN before the first record.
-        done: samples and steps in each column.
         steps: its last records.
         folded: largest number of steps that share a record.
     """
@@ -80,7 +79,6 @@ class RankFigures:
     sent: tuple[int, ...]
     over_time: Array
     memory: Array
-    done: Array
     steps: Records
     folded: int
 
@@ -106,11 +104,13 @@ class RunFigures:
     Attributes:
         edges: bounds of the columns, in seconds since the run's beginning.
         ranks: figures of `RunState.ranks`, in the same order.
+        done: samples and steps of the first rank in each column.
         loss: losses of the first rank.
     """
 
     edges: Array
     ranks: tuple[RankFigures, ...]
+    done: Array
     loss: LossCurve
 
     @property
@@ -122,16 +122,21 @@ class RunFigures:
 def figures_of(run: RunState) -> RunFigures:
     """Read and reduce the records of all ranks."""
     begun = run.begun
+    first = read_course(steps_path(run.path, run.ranks[0].rank if run.ranks else 0)).whole
+    offset = run.ranks[0].steps.offset if run.ranks else 0
     # The last record of a rank ends later than its last step; the first rank's says by how much.
-    end, loss, columns = begun + 1, loss_curve(read_course(run.path / "none").whole), 1
-    for each in run.ranks[:1]:
-        course = read_course(steps_path(run.path, each.rank)).whole
-        loss, columns = loss_curve(course), max(1, min(COLUMNS, len(course)))
-        end = max(end, *(course["ended"][-1:] + each.steps.offset).tolist(), end)
-    end = max(end, *(each.steps.since + each.steps.offset for each in run.ranks), end)
-    edges = np.linspace(0, end - begun, columns + 1)
-    ranks = tuple(_of_file(run, each.steps, edges + begun) for each in run.ranks)
-    return RunFigures(edges=edges / 1e9, ranks=ranks, loss=loss)
+    ends = [
+        *(first["ended"][-1:] + offset).tolist(),
+        *(rank.steps.since + rank.steps.offset for rank in run.ranks),
+    ]
+    edges = np.linspace(0, max([begun + 1, *ends]) - begun, max(1, min(COLUMNS, len(first))) + 1)
+    counted = np.stack((first["samples"], first["steps"])).astype(float)
+    return RunFigures(
+        edges=edges / 1e9,
+        ranks=tuple(_of_file(run, rank.steps, edges + begun) for rank in run.ranks),
+        done=_by_column(first, counted, edges + begun - offset),
+        loss=loss_curve(first),
+    )
 
 
 def _of_file(run: RunState, steps: StepsOfRank, edges: Array) -> RankFigures:
@@ -150,14 +155,13 @@ def reduced(whole: Records, recent: Records, edges: Array, *, offset: int = 0) -
     steady = _steady(whole)
     count = max(1, int(whole["steps"][steady].sum()))
     speeds = _rates(recent)
-    counted = np.stack((whole["samples"], whole["steps"])).astype(float)
     on_device = len(whole) > 0 and whole["device"][-1] > 0
     return RankFigures(
         ended=int(whole["ended"][-1]) + offset if len(whole) else 0,
         spent=parts.sum(axis=1),
         recent=parts_of(recent).sum(axis=1),
         usual=parts[:, steady].sum(axis=1) / count,
-        pace=pace_of(whole),
+        pace=_pace(whole[steady], parts[:, steady]),
         steps_per_second=speeds[0],
         samples_per_second=speeds[1],
         peak=int(whole["resident"].max(initial=0)),
@@ -169,7 +173,6 @@ def reduced(whole: Records, recent: Records, edges: Array, *, offset: int = 0) -
         sent=tuple(whole["sent"].sum(axis=0).tolist()),
         over_time=_by_column(whole, parts, edges),
         memory=_most(whole, whole["device" if on_device else "resident"], edges),
-        done=_by_column(whole, counted, edges),
         steps=recent[-SHOWN_STEPS:].copy(),
         folded=int(whole["steps"].max(initial=1)),
     )
@@ -194,16 +197,21 @@ def loss_curve(records: Records, most: int = LOSS_POINTS) -> LossCurve:
     return LossCurve(read["step"][ends].astype(float), mean, low, high, broken)
 
 
-def _steady(records: Records) -> Array:
-    """Return the places of records after the first step, up to the last step."""
-    places = np.flatnonzero(records["steps"])
-    return places[1:] if len(places) > 1 and records["steps"][places[0]] == 1 else places
+def _steady(records: Records) -> slice:
+    """Return the place of records after the first step, up to the last step."""
+    steps = records["steps"]
+    # Only the time after the last step is a record without steps.
+    end = len(steps) - 1 if len(steps) and steps[-1] == 0 else len(steps)
+    return slice(1 if end > 1 and steps[0] == 1 else 0, end)
 
 
 def pace_of(course: Records) -> Pace | None:
     """Return the pace of a course's steady part; None if it took no time."""
     steady = _steady(course)
-    records, parts = course[steady], parts_of(course)[:, steady]
+    return _pace(course[steady], parts_of(course[steady]))
+
+
+def _pace(records: Records, parts: Array) -> Pace | None:
     seconds = float((records["ended"] - records["begun"]).sum()) / 1e9
     if seconds <= 0:
         return None
@@ -231,16 +239,13 @@ def _by_column(records: Records, values: Array, edges: Array) -> Array:
     if not len(records):
         return np.zeros((len(values), len(edges) - 1))
     begun, ended = records["begun"], records["ended"]
-    # The sum so far grows within records, and stands still between them.
-    times = np.empty(2 * len(records))
-    times[0::2], times[1::2] = begun, ended
-    found: list[Array] = []
-    for value in values:
-        sums = np.zeros(2 * len(records))
-        sums[1::2] = np.cumsum(value)
-        sums[2::2] = sums[1:-1:2]
-        found.append(np.diff(np.interp(edges, times, sums)))
-    return np.stack(found)
+    sums = np.zeros((len(values), len(records) + 1))
+    np.cumsum(values, axis=1, out=sums[:, 1:])
+    # Up to each edge: records that have ended, and a part of the one that goes on.
+    over = np.searchsorted(ended, edges, "right")
+    open_ = np.minimum(over, len(records) - 1)
+    share = np.clip((edges - begun[open_]) / (ended[open_] - begun[open_]), 0, 1) * (over < len(records))
+    return np.diff(sums[:, over] + share * values[:, open_])
 
 
 def _most(records: Records, values: Array, edges: Array) -> Array:

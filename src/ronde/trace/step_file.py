@@ -298,7 +298,7 @@ def read_steps(path: Path) -> StepsOfRank | None:
     return dataclasses.replace(steps, course=tuple(course), recent=tuple(recent))
 
 
-def read_parts(path: Path) -> tuple[StepsOfRank, bytes, bytes] | None:
+def read_parts(path: Path) -> tuple[StepsOfRank, memoryview, memoryview] | None:
     """Read the file without parsing its records: header, ring of recent records, course."""
     try:
         data = path.read_bytes()
@@ -310,7 +310,8 @@ def read_parts(path: Path) -> tuple[StepsOfRank, bytes, bytes] | None:
     start = _HEADER_SIZE + RECENT * RECORD_BYTES
     # One more than are finished: the one that is being written, if it continues them.
     count = min(COURSE, max(0, _HEADER.unpack_from(data)[7]) + 1)
-    return steps, data[_HEADER_SIZE:start], data[start : start + count * RECORD_BYTES]
+    view = memoryview(data)
+    return steps, view[_HEADER_SIZE:start], view[start : start + count * RECORD_BYTES]
 
 
 def read_header(path: Path) -> StepsOfRank | None:
@@ -364,7 +365,7 @@ def _header(data: bytes) -> StepsOfRank | None:
     )
 
 
-def _records(data: bytes) -> list[StepRecord]:
+def _records(data: memoryview) -> list[StepRecord]:
     return [StepRecord.of(each) for each in _RECORD.iter_unpack(data) if each[_ENDED]]
 
 
