@@ -65,7 +65,7 @@ def of_records(*records: StepRecord) -> Records:
 
 
 def _written(records: Records) -> Records:
-    """Leave out places that no record was written to; a course has none but its last."""
+    """Leave out places without a record, of which a course has one."""
     ended = records["ended"]
     if len(ended) and ended[:-1].all():
         return records if ended[-1] else records[:-1]
