@@ -66,8 +66,9 @@ def main() -> int:
         ranks, mixed = PLANS[plan], "expert" in plan
         if mixed not in graphs:
             graphs[mixed] = traced(str(_SCRIPT), _EXPERTS if mixed else (), real=mixed)
-        rows.append(judged(plan, _host(ranks, asked.measured), graphs[mixed], asked.steps))
-        say(f"{plan}: done")
+        row = judged(plan, _host(ranks, asked.measured), graphs[mixed], asked.steps)
+        rows.append(row)
+        say(f"{plan}: {', '.join(f'{name} {value:.4g}' for name, (value,) in row.samples.items())}")
     quantities = {name: Quantity() for name in ("predicted ms", "measured ms", "ratio", "predicted MiB")}
     report = Report(
         kind="planner-this-host",
