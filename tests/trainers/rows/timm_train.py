@@ -30,6 +30,7 @@ ROW = Row(
         beside=(),
     ),
     data=data,
-    expected={"ddp": "one piece but the loss", "zero3": "one piece but the loss", "tensor=2": "divided"},
+    expected={"ddp": "one piece but the loss", "zero3": "one piece but the loss", "tensor=2": "replicated"},
+    because="`tensor` cuts nothing of this convolutional network.",
     start="`ronde run train.py` in place of its `distributed_train.sh`.",
 )

@@ -7,7 +7,7 @@ ROW = Row(
     packages=("trl==1.16.0", "transformers==5.23.0", "datasets==5.2.0"),
     script="trl_trainers.py",
     arguments=("grpo",),
-    expected={"ddp": "parts", "zero3": "parts", "tensor=2": "divided"},
+    expected={"ddp": "parts", "zero3": "parts", "tensor=2": "parts"},
     because="while it generates, the model is called with a cache of keys and values (`DynamicCache`), whose "
     "tensors are not found; training calls are one piece but the loss.",
 )
