@@ -7,6 +7,6 @@ ROW = Row(
     packages=("sentence-transformers==6.2.0", "transformers==5.23.0", "datasets==5.2.0"),
     script="sentence_transformer.py",
     expected={"ddp": "parts", "zero3": "parts", "tensor=2": "parts"},
-    because="each module puts its result into the dictionary that it is given, and the loss compares rows with one "
-    "another; inside, `BertEncoder` is one piece.",
+    because="each module puts its result into the dictionary that it is given, and the loss compares rows "
+    "with one another; inside, `BertEncoder` is one piece.",
 )
