@@ -86,7 +86,7 @@ def page(rows: Mapping[str, Row], table: Mapping[Place, Found]) -> str:
     """The table as Markdown: a line for each row, and why some are not cut as one piece."""
     by_row = {name: [table[name, plan] for plan in PLANS if (name, plan) in table] for name in rows}
     text = _HEAD.format(count=_count(by_row.values()))
-    text += f"| trainer | versions | {' | '.join(f'`{plan}`' for plan in PLANS)} | difference | date |\n"
+    text += "|trainer|versions|" + "|".join(f"`{plan}`" for plan in PLANS) + "|difference|date|\n"
     text += "|---" * (len(PLANS) + 4) + "|\n"
     order = sorted(rows, key=lambda name: rows[name].title.lower())
     for name in order:
@@ -95,7 +95,7 @@ def page(rows: Mapping[str, Row], table: Mapping[Place, Found]) -> str:
         worst = max(differences, key=float, default="")
         date = max((each.date for each in by_row[name]), default="")
         cells = [rows[name].title, rows[name].versions, *ends, worst, date]
-        text += f"| {' | '.join(cells)} |\n"
+        text += f"|{'|'.join(cells)}|\n"
     reasons = [f"- {rows[name].title}: {rows[name].because}\n" for name in order if rows[name].because]
     starts = [f"- {rows[name].title}: {rows[name].start}\n" for name in order if rows[name].start]
     for title, lines in (("Why not one piece", reasons), ("How it is started", starts)):
