@@ -51,7 +51,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools trainers meshes shares rules alarms gpu bench docs clean
+.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools trainers meshes shares rules alarms gpu bench dist docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -123,6 +123,11 @@ gpu: $(READY) ## the tests that need a CUDA device
 
 bench: $(READY) ## data-parallel steps against hand-written DDP
 	$(RONDE) bench dp $(ARGS)
+
+dist: $(READY) ## wheel and source distribution, into dist/
+	rm -rf dist
+	$(PYTHON) -m hatchling build
+	@ls -l dist
 
 docs: $(READY) $(DOCS_READY) ## the documentation, into docs/_build; warnings are errors
 	$(PYTHON) -m sphinx -E -W --keep-going -n -q -b html docs docs/_build $(ARGS)

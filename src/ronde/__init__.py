@@ -6,7 +6,7 @@ Everything public is named here and imported on first use: `import ronde` itself
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ronde.launch.function import launch
@@ -52,6 +52,13 @@ _HOMES = {
     "rank": "ronde.runtime.api",
     "world_size": "ronde.runtime.api",
 }
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magic `%%ronde`; IPython calls this for `%load_ext ronde`."""
+    from ronde.cli.notebook import load
+
+    load(shell)
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,7 @@ import pytest
 import ronde
 from ronde.errors import FunctionError, UsageError
 from ronde.launch import function
+from ronde.launch.shown_run import run_shown
 
 
 def test_the_main_ranks_answer_comes_back_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,5 +111,5 @@ def test_an_interrupt_ends_the_launcher_and_shows_its_last_words(monkeypatch: py
             print("saved")
     """
     with pytest.raises(KeyboardInterrupt):
-        function._run([sys.executable, "-c", code])
+        run_shown([sys.executable, "-c", code])
     assert cell.getvalue() == "saved\n"

@@ -30,6 +30,10 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """
     try:
         values = _read(path)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"to read {path} takes {error.name}, which is not installed: pip install 'ronde[serve]' [R735]"
+        ) from None
     except Exception as error:  # each reader has errors of its own
         raise UsageError(
             f"{path} cannot be read as weights ({_first_line(error)}); name a folder in Hugging Face's "

@@ -19,9 +19,10 @@ import typer.main
 
 from ronde import __version__
 from ronde.cli.help import GroupedCommand, add_examples
+from ronde.errors import UsageError
 from ronde.messages import as_error
 
-__all__ = ["COMMANDS", "Command", "carry_out"]
+__all__ = ["COMMANDS", "Command", "carry_out", "read_options"]
 
 # Set by the shell functions that --install-completion writes.
 _COMPLETING = "_RONDE_COMPLETE"
@@ -189,6 +190,25 @@ def carry_out(words: list[str]) -> int | None:
         return error.exit_code
 
 
+def read_options(name: str, words: list[str]) -> dict[str, Any]:
+    """Read the given parameters of a command line, without carrying it out.
+
+    Raises:
+        UsageError: words that cannot be parsed.
+    """
+    try:
+        command = typer.main.get_command(_application(asked_for=name))
+        title, command, rest = _descend(command, [name, *words])
+        add_examples(command, name)
+        given = command.make_context(title, rest)
+    except _Unparsable as error:
+        raise UsageError(_problem(error, f"ronde {name}")) from None
+    defaults = {each.name: each.get_default(given) for each in command.params}
+    return {
+        each: value for each, value in given.params.items() if (value or None) != (defaults[each] or None)
+    }
+
+
 def _complete() -> int:
     """Print the completions of a command line, which shells pass in environment variables."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
@@ -217,14 +237,20 @@ def _options_of(command: Any) -> dict[str, bool]:
 
 
 def _told(error: Any, command: str) -> str:
+    """Format a parser's error; without a message it is the help."""
+    problem = error.format_message()
+    if error.ctx is not None and problem == error.ctx.get_help():
+        return problem
+    return f"ronde: {as_error(_problem(error, command))}"
+
+
+def _problem(error: Any, command: str) -> str:
     """Format a parser's error, and name the command that lists the options."""
     problem = error.format_message()
-    if error.ctx is not None and problem == error.ctx.get_help():  # without a message it is not an error
-        return problem
     problem = problem[:1].lower() + problem[1:].rstrip(".")
     if hasattr(error, "possibilities") and command in _RUNNING_SCRIPTS:
         problem += "; the script's own options go behind it"
-    return f"ronde: {as_error(f'{problem}; see {command} --help [R177]')}"
+    return f"{problem}; see {command} --help [R177]"
 
 
 def _descend(root: Any, words: Sequence[str]) -> tuple[str, Any, list[str]]:

@@ -23,6 +23,7 @@ from ronde.cli.hosts_options import hosts_of, is_here_alone, on_ray
 from ronde.cli.metrics_option import METRICS_HELP, metrics_socket, serving_metrics
 from ronde.cli.script_check import check_module, check_script
 from ronde.cli.server_options import (
+    check_packages,
     check_starts_servers,
     durability_of,
     endpoints_of,
@@ -55,7 +56,7 @@ from ronde.trace.run_directory import RunDirectory
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["run"]
+__all__ = ["count_ranks", "run"]
 
 TORCHRUN = ("-m", "torch.distributed.run")  # torchrun reads PET_* itself
 MOST_SEED = 2**32 - 1  # the largest seed of numpy
@@ -332,7 +333,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])
     place = where.place
     shares = _shares(ranks, where)
-    count = sum(number for _, number in shares) or _count(ranks, devices, place)
+    count = sum(number for _, number in shares) or count_ranks(ranks, devices, place)
     bounds = (min_ranks, max_ranks, host_discovery_script)
     if is_here_alone(
         shares, where, ssh_command, ssh_port, env, local_addr, *bounds
@@ -347,6 +348,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
     meant = read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu")
+    check_packages(meant.state.server_count)
     for option, value in (("--durability", durability), ("--server-state", server_state)):
         if value is not None:
             check_starts_servers(f"{option} {value}", endpoints, meant)
@@ -436,7 +438,7 @@ def _number_of_ranks(ranks: str) -> int:
     return int(ranks)
 
 
-def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
+def count_ranks(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
     """Return the number of ranks; torchrun and schedulers decide it themselves."""
     if ranks != "auto":
         _number_of_ranks(ranks)

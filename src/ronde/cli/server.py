@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.server_options import check_packages
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 from ronde.launch.server_config import ServerConfig, read_token
@@ -43,6 +44,7 @@ def server(
     The run's token is read from RONDE_SERVER_TOKEN, which must be equal for servers and `ronde run`.
     """
     check_linux()
+    check_packages(servers)
     if index >= servers:
         raise UsageError(f"--index {index} is not one of {servers} servers, counted from 0 [R431]")
     if update not in _UPDATES:

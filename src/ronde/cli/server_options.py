@@ -13,6 +13,7 @@ from ronde.plan import Plan
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = [
+    "check_packages",
     "check_starts_servers",
     "durability_of",
     "endpoints_of",
@@ -80,6 +81,22 @@ def server_state_of(path: Path | None, directory: RunDirectory) -> str:
             "the new run another by --run-dir DIR [R414]"
         )
     return str(path.absolute())
+
+
+def check_packages(servers: int) -> None:
+    """Refuse servers and their clients without their packages, before anything starts.
+
+    Args:
+        servers: number of servers.
+
+    Raises:
+        UsageError: one is not installed.
+    """
+    missing = [name for name in ("cryptography", "xxhash", "zmq") if importlib.util.find_spec(name) is None]
+    if servers and missing:
+        raise UsageError(
+            f"parameter servers need {', '.join(missing)}, not installed: pip install 'ronde[server]' [R419]"
+        )
 
 
 def publish_interval(seconds: float, *, native: bool) -> float:

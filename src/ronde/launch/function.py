@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import importlib.util
 import io
 import os
 import pickle
-import selectors
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from typing import Any
 
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import FunctionError, UsageError
+from ronde.launch.by_value import dump, learn_sources
 from ronde.launch.failure import ErrorFile, first_failure, read_error
+from ronde.launch.notebook_shell import cell_label, in_brief
+from ronde.launch.shown_run import run_launcher
 from ronde.plan import Plan, read_plan
+from ronde.trace.events import read_events
 from ronde.trace.run_directory import RunDirectory
 
-__all__ = ["CALL", "RESULT", "launch", "pickled_call", "read_call", "run_launcher"]
+__all__ = ["CALL", "RESULT", "launch", "launch_pickled", "pickled_call", "read_call"]
 
 # Files in the run directory: the call, and the result of rank 0's call.
 CALL, RESULT = "call.pickle", "result.pickle"
-
-# A separate process, because the launcher takes over signals, children and orphans, which must stay with a
-# notebook's kernel. It dies with the kernel.
-LAUNCHER = "\n".join(
-    (
-        "import sys",
-        "import ronde.launch.linux_process as linux",
-        "linux.bind_to_parent(linux.load_prctl(), int(sys.argv[1]))",
-        "from ronde.cli import main",
-        "main(sys.argv[2:])",
-    )
-)
 
 
 def launch(
@@ -52,7 +39,8 @@ def launch(
     Each rank is a new process: the function and its arguments travel by pickle, or by cloudpickle where
     it is installed, which takes functions of a notebook and closures too. (A process forked from a
     notebook would inherit locks of torch's threads, which do not exist in it, and hang.) What
-    rank 0 prints appears here; tensors among the results come back whole.
+    rank 0 prints appears here, with the progress of a long run; tensors and models among the results come
+    back whole, on the CPU.
 
         >>> def train(epochs):                                              # doctest: +SKIP
         ...     model, loader = ...                                         # as on one device
@@ -73,108 +61,79 @@ def launch(
     """
     if not callable(fn):
         raise UsageError(f"ronde.launch takes a function, not {_short(fn)}; pass train, not train() [R170]")
-    check_linux()
     words: list[str] = []
     if plan is not None:
-        words += ["--plan", str(read_plan(str(plan), ranks=ranks, device=device_of_ranks(os.environ)))]
+        words += ["--plan", str(plan)]
     words += [] if seed is None else ["--seed", str(seed)]
-    call = pickled_call(fn, tuple(args))
+    return launch_pickled(pickled_call(fn, tuple(args)), words, ranks=ranks)
+
+
+def launch_pickled(
+    call: bytes, words: Sequence[str], *, ranks: int, program: str = "ronde.runtime.function"
+) -> Any:
+    """Run a program on ranks that reads a pickled call and writes its result.
+
+    Both are in the run directory.
+
+    Args:
+        call: content of the file of the call.
+        words: options of `ronde run`.
+
+    Raises:
+        UsageError, FunctionError, KeyboardInterrupt: as `launch`.
+    """
+    check_linux()
+    if "--plan" in words:  # refused here, before anything starts
+        plan = words[words.index("--plan") + 1]
+        read_plan(plan, ranks=ranks, device=device_of_ranks(os.environ))
     directory = RunDirectory.create(None, os.environ)
     (directory.path / CALL).write_bytes(call)
     directory.release()
     place = str(directory.path)
-    run = ["run", "-H", f"localhost:{ranks}", *words, "--run-dir", place]
-    code = run_launcher([*run, "-m", "ronde.runtime.function", place])
+    run = ["run", "-H", f"localhost:{ranks}", *words, "--run-dir", place, "-m", program, place]
+    try:
+        code = run_launcher(run, directory.pulse)
+    except KeyboardInterrupt as interrupt:
+        raise in_brief(interrupt, f"KeyboardInterrupt: the {ranks} ranks have ended") from None
     if code == 0:
         return pickle.loads((directory.path / RESULT).read_bytes())
     raise _error(directory, ranks, code)
 
 
 def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Pickle a call, preceded by the import path that ranks need to load it.
+    """Pickle a call, preceded by the import path and by sources without a file.
 
     Raises:
         UsageError: the function cannot be pickled.
     """
     name = getattr(fn, "__qualname__", fn)
     own = getattr(fn, "__module__", None) == "__main__" or "<locals>" in getattr(fn, "__qualname__", "")
-    if importlib.util.find_spec("cloudpickle") is not None:
-        import cloudpickle
-
-        dump: Callable[[Any], bytes] = cloudpickle.dumps
-    elif own:
+    by_value = importlib.util.find_spec("cloudpickle") is not None
+    if own and not by_value:
         raise UsageError(
             f"{name} is defined in this notebook or script, so it can be sent to ranks by cloudpickle only; "
             "pip install 'ronde[notebook]', or move it to a module [R171]"
         )
-    else:
-        dump = pickle.dumps
+    call, sources = io.BytesIO(), {}
     try:
-        return pickle.dumps([os.path.abspath(each) for each in sys.path]) + dump((fn, args))
+        if by_value:
+            sources = dump((fn, args), call, label=cell_label())
+        else:
+            pickle.dump((fn, args), call)
     except Exception as error:  # pickling runs code of the user's objects
         raise UsageError(
             f"{name} and its arguments cannot be sent to the ranks: {error}; create such objects inside of "
             "the function [R171]"
         ) from error
+    return pickle.dumps(([os.path.abspath(each) for each in sys.path], sources)) + call.getvalue()
 
 
 def read_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Load a call of `pickled_call`, and use its import path."""
     call = io.BytesIO(data)
-    sys.path[:] = pickle.load(call)
+    sys.path[:], sources = pickle.load(call)
+    learn_sources(sources)
     return pickle.load(call)
-
-
-def run_launcher(words: Sequence[str]) -> int:
-    """Run a `ronde` command with its output shown here; return its exit code."""
-    return _run([sys.executable, "-c", LAUNCHER, str(os.getpid()), *words])
-
-
-def _run(command: Sequence[str]) -> int:
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # this process passes Ctrl-C on, once
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        streams: dict[IO[bytes], Any] = {process.stdout: sys.stdout, process.stderr: sys.stderr}
-        try:
-            _show(streams)
-            return process.wait()
-        except BaseException:
-            # As Ctrl-C at a terminal would: the ranks may save, and a second one ends them.
-            _interrupt(process)
-            with contextlib.suppress(KeyboardInterrupt):
-                _show(streams)
-                process.wait()
-            if process.poll() is None:
-                _interrupt(process)
-            raise
-
-
-def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
-
-
-def _show(streams: dict[IO[bytes], Any]) -> None:
-    """Show the output of both streams as it comes, until they end."""
-    with selectors.DefaultSelector() as selector:
-        for source, target in streams.items():
-            if not source.closed:
-                decoder = codecs.getincrementaldecoder("utf-8")("replace")
-                selector.register(source, selectors.EVENT_READ, (target, decoder))
-        while selector.get_map():
-            for key, _ in selector.select():
-                target, decoder = key.data
-                data = os.read(key.fd, 65536)
-                target.write(decoder.decode(data, final=not data))
-                target.flush()
-                if not data:
-                    selector.unregister(key.fileobj)
 
 
 def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
@@ -185,12 +144,14 @@ def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
             found[rank] = error
     first = first_failure([], found)
     if first is None or first.error is None:
-        return FunctionError(
-            f"the ranks ended with exit code {code}, see above; logs of all ranks: {directory.path} [R172]"
-        )
-    return FunctionError(
-        f"{first.summary}; logs of all ranks: {directory.path}\n{first.error.traceback} [R172]"
-    )
+        ends = [event.text for event in read_events(directory.path) if event.kind == "end"]
+        told = f"{ends[-1]}, see above" if ends else f"ronde run ended with exit code {code}, see above"
+        error = FunctionError(f"{told}; logs of all ranks: {directory.path} [R172]")
+    else:
+        told = first.summary
+        trace = f"\n{first.error.traceback}" if first.error.kind == "script" else ""
+        error = FunctionError(f"{told}; logs of all ranks: {directory.path}{trace} [R172]")
+    return in_brief(error, f"FunctionError: {told}")
 
 
 def _short(value: Any) -> str:

@@ -7,17 +7,34 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 from ronde.launch.screen import Screen
 from ronde.trace.progress import Pulse
 
-__all__ = ["ProgressLine", "shown_progress"]
+__all__ = ["TICK_S", "Line", "ProgressLine", "shown_progress"]
 
 TICK_S = 0.5
 # A script that prints often needs no progress line.
 SILENCE_S = 3.0
 # Rates are those of the last seconds.
 WINDOW_S = 10.0
+
+
+class Line(Protocol):
+    """A place for one line, such as the end of a terminal."""
+
+    def show(self, text: str) -> None:
+        """Draw the line."""
+        ...
+
+    def wipe(self) -> None:
+        """Remove the line."""
+        ...
+
+    def silent_since(self) -> float:
+        """Return the time of the script's last output, by the monotonic clock."""
+        ...
 
 
 class ProgressLine:
@@ -27,7 +44,7 @@ class ProgressLine:
     that it does not wipe what is typed to a script that waits for a line.
     """
 
-    def __init__(self, screen: Screen, pulse: Pulse) -> None:
+    def __init__(self, screen: Line, pulse: Pulse) -> None:
         self._screen = screen
         self._pulse = pulse
         self._begun = time.monotonic()

@@ -49,16 +49,18 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     """Join the ranks of this run.
 
     Under `ronde run` the ranks have joined already and this does nothing; under `torchrun` it joins
-    torchrun's ranks; in plain python the script is a run of one rank. From here on only rank 0
-    prints and writes files; what other ranks print goes to their logs in the run directory.
+    torchrun's ranks; in plain python the script is a run of one rank, and no process group is made. From
+    here on only rank 0 prints and writes files; what other ranks print goes to their logs in the run
+    directory. A second call does nothing.
 
     Args:
-        plan: the plan of a run that torchrun started; under `ronde run` the command line gives it.
-        seed: seed of torch, numpy and random, equal on all ranks; used under torchrun.
+        plan: the plan of a run that torchrun started, such as "zero2,precision=bf16"; None: ddp. Under
+            `ronde run` the command line gives it. In plain python it is only checked for its syntax.
+        seed: seed of torch, numpy and random, 0 to 2**32 - 1, equal on all ranks; used under torchrun.
 
     Raises:
-        UsageError: the plan differs from the command line's.
-        PlanError: the plan is wrong or not available.
+        UsageError: the plan differs from the command line's, or another launcher has numbered this process.
+        PlanError: the plan is wrong or not available for this number of ranks.
         LaunchError: under a torchrun that does not share its store with the ranks.
     """
     session = _Process.session
@@ -126,6 +128,9 @@ def deferred() -> AbstractContextManager[None]:
     that they draw on one device. Later operations on them (`model.apply(init)`, `model.to("cuda")`,
     `load_state_dict`) gathers them one by one. A model on the device `meta` needs no such block: it is cut
     when `to_empty` gives it memory. Under other plans and in plain python this does nothing.
+
+    Returns:
+        A context manager for one block; it yields None. All ranks enter it at the same line.
     """
     session = _Process.session
     return nullcontext() if session is None else session.deferred()
@@ -134,7 +139,19 @@ def deferred() -> AbstractContextManager[None]:
 def prepare(*objects: Any) -> Any:
     """Adopt models, optimizers and loaders; return them, one alone or a tuple.
 
-    Objects that are made after `init` are adopted automatically; call this for earlier ones.
+    Objects that are made after `init` are adopted automatically; call this for earlier ones. A model gets the
+    parameters and buffers of rank 0, in place: a collective, which all ranks call with the same models.
+    In plain python nothing happens.
+
+    Args:
+        objects: `torch.nn.Module`, `torch.optim.Optimizer` and `torch.utils.data.DataLoader` objects. The
+            batch size of a loader stays that of the whole batch.
+
+    Returns:
+        The same objects, none wrapped or copied: one alone, several as a tuple in the given order.
+
+    Raises:
+        UsageError: an object is something else.
     """
     session = _Process.session
     if session is not None:
@@ -144,15 +161,26 @@ def prepare(*objects: Any) -> Any:
 
 
 def rank() -> int:
-    """Return this rank's number, 0 to `world_size() - 1`."""
+    """Return this rank's number, 0 to `world_size() - 1`; 0 in plain python and before `init`.
+
+    A branch on it that calls a model, a loss or `backward` on one rank alone stops the run.
+    """
     return 0 if _Process.session is None else _Process.session.config.place.rank
 
 
 def world_size() -> int:
-    """Number of ranks of this run, 1 in plain python."""
+    """Number of ranks of this run; 1 in plain python and before `init`.
+
+    The batch of a loader, a loss and a learning rate need no division by it.
+    """
     return 1 if _Process.session is None else _Process.session.config.place.world_size
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, which prints and writes files."""
+    """Return whether this is rank 0, which prints and writes files.
+
+    True in plain python.
+
+    `print`, `open` and `torch.save` need no such question: they write once.
+    """
     return rank() == 0

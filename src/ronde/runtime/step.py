@@ -31,11 +31,11 @@ class Step:
 
     Args:
         model: module that is called with the step's arguments, rows of a batch along the first dimension.
-        optimizer: optimizer of the model's parameters.
+        optimizer: optimizer of the model's parameters. Its learning rate is that of one device.
         loss_fn: function called as `loss_fn(output, target)`; without a target as `loss_fn(output)`. Returns
-            a scalar. Under these schedules it is called for each micro-batch too, so it should keep nothing
-            and draw by torch's default generator alone; if it is not a weighted sum over rows, steps run
-            GPipe's, and the run says so.
+            a tensor of shape []. Under these schedules it is called for each micro-batch too, so it should
+            keep nothing and draw by torch's default generator alone; if it is not a weighted sum over rows,
+            steps run GPipe's, and the run says so.
     """
 
     def __init__(
@@ -49,11 +49,15 @@ class Step:
         """Train on one batch.
 
         Args:
-            args, kwargs: arguments of the model.
-            target: second argument of the loss; so the model itself has no argument of this name.
+            args, kwargs: arguments of the model: the whole batch on every rank, tensors of shape [rows, ...].
+            target: second argument of the loss, of shape [rows, ...]; so the model itself has no argument of
+                this name.
 
         Returns:
-            The batch's loss before the step, a scalar without a graph.
+            The loss of the whole batch before the step, of shape [], without a graph; the same on every rank.
+
+        Raises:
+            Exception: the model, the loss or the optimizer has raised; on all ranks, without a step.
         """
         scheduled = self._of_session()
         self._optimizer.zero_grad()
