@@ -61,7 +61,7 @@ def test_mistakes_are_one_line(kernel: Callable[..., Outputs]) -> None:
     ((kind, text),) = kernel("%%ronde --ranks 2 --plan zero9\nx = 1")
     assert (kind, text.partition(" (")[0]) == ("PlanError", "ronde: error[R214]: unknown preset 'zero9'")
     ((kind, text),) = kernel("%%ronde --ranks 2\nx = (1\n")
-    assert kind == "SyntaxError"
+    assert kind == "UsageError"
     assert text.splitlines()[:2] == ['  File "Cell In[4]", line 2', "    x = (1"]
     kernel("f = open('/dev/null')")
     ((kind, text),) = kernel("%%ronde --ranks 2\nf.read()")

@@ -61,7 +61,9 @@ def run_cell(shell: Any, line: str, cell: str) -> None:
             in_brief(error, f"ronde: {as_error(str(error))}")
         raise
     except SyntaxError as error:
-        raise in_brief(error, "".join(traceback.format_exception_only(error)).rstrip()) from None
+        # IPython would show ronde's frames of a SyntaxError.
+        told = "".join(traceback.format_exception_only(error)).rstrip()
+        raise in_brief(UsageError(f"the cell is not valid Python: {error} [R171]"), told) from None
     unpack(result, home)
     for each, reason in result.left.items():
         print(f"ronde: {as_note(f'{each} does not come back from the ranks: {reason} [R188]')}")

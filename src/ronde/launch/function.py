@@ -143,6 +143,8 @@ def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
         if error is not None:
             found[rank] = error
     first = first_failure([], found)
+    if first is not None and first.error is not None and 0 in found and found[0].tells_the_same(first.error):
+        first = first_failure([], {0: found[0]})  # as the run has told it
     if first is None or first.error is None:
         ends = [event.text for event in read_events(directory.path) if event.kind == "end"]
         told = f"{ends[-1]}, see above" if ends else f"ronde run ended with exit code {code}, see above"
