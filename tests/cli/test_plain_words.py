@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from ronde.cli.app import _application
-from ronde.cli.plain_words import parse_plain
+from ronde.cli.plain_words import _Declaration, parse_plain
 from ronde.cli.run import run
 
 PLAIN = [
@@ -77,3 +77,8 @@ def test_paths_are_paths() -> None:
     given = parse_plain(run, ["--trace", "t.json", "train.py"])
     assert given is not None
     assert given["trace"] == Path("t.json")
+
+
+def test_declarations_can_be_hashed_as_python_3_10_does() -> None:
+    declaration = _Declaration.record("--ranks", metavar="N")
+    assert len({declaration, _Declaration.record("--ranks", metavar="N")}) == 2
