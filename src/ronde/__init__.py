@@ -56,9 +56,7 @@ _HOMES = {
 
 def load_ipython_extension(shell: Any) -> None:
     """Give a notebook the magic `%%ronde`; IPython calls this for `%load_ext ronde`."""
-    from ronde.cli.notebook import load
-
-    load(shell)
+    importlib.import_module("ronde.cli.notebook").load(shell)
 
 
 def __getattr__(name: str) -> object:
