@@ -43,6 +43,8 @@ CASES = [
         is_slow=True,
     ),
     Case("run --publish 1 train.py", "serve"),
+    Case("run --metrics 9099 train.py", "metrics"),
+    Case("ui RUN", "ui", is_slow=True),
     Case("run --ranks 2 --plan ps --servers 1 train.py", "server"),
     Case("server --listen ipc://here --workers 1", "server"),
     Case("python: import ronde; ronde.KVStore", "server", is_slow=True),

@@ -23,7 +23,7 @@ __all__ = ["load", "options_of", "run_cell"]
 # What a cell can have: it runs once, on this host.
 _TAKEN = """
 ranks plan servers seed trace trace_steps quiet threads rng batch_dim loading timeout
-durability server_state publish
+durability server_state publish metrics
 """.split()
 
 

@@ -22,7 +22,7 @@ _KNOWN_SETTINGS = {"metavar", "help", "show_default", "min", "max", "rich_help_p
 _NUMBERS = {int: re.compile(r"\d{1,18}"), float: re.compile(r"\d{1,18}(\.\d+)?")}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # Python 3.10 hashes what stands in annotations
+@dataclasses.dataclass(frozen=True, eq=False)  # Python 3.10 hashes metadata of annotations
 class _Declaration:
     """Arguments of `typer.Option` or `typer.Argument`."""
 

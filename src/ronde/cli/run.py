@@ -391,8 +391,9 @@ def run(  # noqa: PLR0913 - one parameter per option
         devices=devices,
     )
     if not quiet and (place is None or place.rank == 0):
-        given = seed is not None
-        start = _start_line(job, aliases_in(plan), asked=ranks, seed_given=given, where=where, shares=shares)
+        start = _start_line(
+            job, aliases_in(plan), asked=ranks, seed_given=seed is not None, where=where, shares=shares
+        )
         shared = "" if shares else sharing_note(devices[:count])
         for line in filter(None, (newer_than_tried(), start, shared)):
             say(line)
