@@ -35,6 +35,7 @@ METHODS = {
     "BaseDataLoaderIter.__next__": ["self"],
     "BaseDataLoaderIter.__init__": ["self", "loader"],
     "MapDatasetFetcher.fetch": ["self", "possibly_batched_index"],
+    "IterableDatasetFetcher.fetch": ["self", "possibly_batched_index"],
     "StopRecomputationError.__init__": ["self", "args", "kwargs"],
     "pytree.tree_flatten": ["tree", "is_leaf"],
     "pytree.tree_unflatten": ["leaves", "treespec"],

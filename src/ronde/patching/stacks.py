@@ -69,6 +69,7 @@ NEXT_BATCH = Stack(
         "samples",
         "recording",
         "checkpoints",
+        "meter",  # outside of the cut, which is a part of loading
         "boundary",
         "slices",  # for a rank that trains by itself
     ),

@@ -93,6 +93,7 @@ try:
     BaseDataLoaderIter = dataloader._BaseDataLoaderIter  # batches are cut between index and fetch
     DatasetKind = dataloader._DatasetKind
     MapDatasetFetcher = fetch._MapDatasetFetcher
+    IterableDatasetFetcher = fetch._IterableDatasetFetcher
     zipfile_writer: Any = torch.serialization._open_zipfile_writer_file  # type: ignore[attr-defined]  # by path or file
 
     for _owner, _names in (

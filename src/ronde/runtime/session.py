@@ -12,8 +12,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
+from ronde.batches.copy_times import copy_seconds
 from ronde.batches.from_processes import FromProcesses
 from ronde.batches.loader import LoaderEdge
+from ronde.batches.loader_meter import LoaderMeter
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
@@ -165,6 +167,8 @@ class Session:
             self.context.on_main_thread,
             terminal=config.place.terminal,
         )
+        copy = copy_seconds if config.place.device != "cpu" else None
+        self._meter = LoaderMeter(self.context.on_main_thread, self.groups.waited_ns, copy)
         self.agreement = Agreement(comm)
         self._circumstances = Circumstances(self.agreement, self._in_step)
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
@@ -366,6 +370,7 @@ class Session:
         data, unmediated = self.plan.data, self.files.for_itself
         said = say if self._cuts_batches() else lambda note: None
         LoaderEdge(context, rules.table(), data, self.tally, said, unmediated).install(patches)
+        self._meter.install(patches)
         # Below the model edge, where a plan works on this rank's rows.
         if self._recompute is not None:
             self._recompute.install(patches)
@@ -474,6 +479,7 @@ class Session:
         )
         if cuts and not self.tally.sharded and not self.calls.uncut:
             notes.append(why_uncut(self.calls, self._started.functions))
+        notes += self._meter.advice(self.config.place.local_world_size, self.tally.begun_ns)
         return summarize(
             self.config,
             self.tally,
