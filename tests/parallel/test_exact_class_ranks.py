@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from codes import without_code
+from ronde.patching.caller import is_users_module
 from ronde.runtime.type_questions import questions, questions_of_script
 from ronde.testing.run_ranks import Rank
 
@@ -144,6 +145,19 @@ def test_lines_that_ask_for_the_class_of_a_tensor_are_named(ranks: Ranks, tmp_pa
 
 def test_nothing_is_said_of_isinstance(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(2, halved, str(tmp_path), "isinstance(value, torch.Tensor)", "ddp") == [[]] * 2
+
+
+class _Lazy(ModuleType):
+    """As SpeechBrain's, whose optional parts fail to import."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ImportError(f"{self.__name__} cannot be imported for {name}")
+
+
+def test_lazy_modules_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lazy_part", _Lazy("lazy_part"))
+    assert isinstance(questions_of_script("Parameter"), list)
+    assert not is_users_module(sys.modules["lazy_part"])
 
 
 def test_the_interpreter_and_what_is_installed_are_not_looked_at() -> None:

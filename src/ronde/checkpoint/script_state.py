@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch.optim import Optimizer
 
-from ronde.patching.caller import is_users_module
+from ronde.patching.caller import file_of, is_users_module
 from ronde.trace.script_line import RONDE, is_library
 
 __all__ = ["CapturedState", "held_by_script"]
@@ -104,7 +104,7 @@ def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
 
 @functools.cache  # of thousands of modules, at every checkpoint
 def _is_of_script(name: str, module: types.ModuleType) -> bool:
-    if is_library(getattr(module, "__file__", None) or ""):
+    if is_library(file_of(module)):
         return False
     return name == "__main__" or is_users_module(module)
 

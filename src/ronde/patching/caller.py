@@ -11,7 +11,15 @@ from typing import Any
 
 from ronde.trace.script_line import RONDE, is_library
 
-__all__ = ["call_site", "called_by_script", "is_script", "is_standard", "is_users", "is_users_module"]
+__all__ = [
+    "call_site",
+    "called_by_script",
+    "file_of",
+    "is_script",
+    "is_standard",
+    "is_users",
+    "is_users_module",
+]
 
 
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -53,8 +61,17 @@ def is_users_module(module: ModuleType) -> bool:
     if type(module) is not ModuleType:
         return False
     # A folder without an `__init__.py` is a package, too.
-    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    path = file_of(module) or next(iter(vars(module).get("__path__", ())), None)
     return is_script(str(path or "<frozen"))
+
+
+def file_of(module: object) -> str:
+    """Return the file of an entry of `sys.modules`, "" without one.
+
+    Only its dictionary is read: a lazy module would be imported by any other question.
+    """
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else ""
 
 
 def is_standard(filename: str) -> bool:

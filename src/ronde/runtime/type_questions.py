@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
+from ronde.patching.caller import file_of
 from ronde.trace.script_line import ScriptLine
 
 __all__ = ["notes_on_types", "questions", "questions_of_script"]
@@ -29,8 +30,8 @@ def questions_of_script(called: str) -> list[str]:
     lines = ScriptLine()
     found: dict[str, list[int]] = {}
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py"):
+        file = file_of(module)
+        if not file.endswith(".py"):
             continue
         name = lines.name(file)
         if name is not None:
