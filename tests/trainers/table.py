@@ -106,10 +106,14 @@ def page(rows: Mapping[str, Row], table: Mapping[Place, Found]) -> str:
 
 def _count(by_row: Iterable[list[Found]]) -> str:
     by_row = list(by_row)
-    same = sum(bool(ends) and all(each.end != "failed" for each in ends) for ends in by_row)
+    tried = [ends for ends in by_row if ends]
+    same = sum(all(each.end != "failed" for each in ends) for ends in tried)
     under_ddp = [each.end for ends in by_row for each in ends if each.plan == "ddp"]
     kinds = ", ".join(f"{under_ddp.count(end)} {end}" for end in ENDS if end in under_ddp)
-    return f"Of {len(by_row)} rows {same} have plain Python's numbers; under `ddp`, {kinds}."
+    return (
+        f"Of {len(by_row)} rows {len(tried)} were run, and {same} have plain Python's numbers under all "
+        f"plans tried; under `ddp`, {kinds}."
+    )
 
 
 def _cell(found: Found | None) -> str:

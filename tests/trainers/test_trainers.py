@@ -69,7 +69,7 @@ def test_the_page_counts_and_gives_reasons() -> None:
     assert table.Found.parse(line.line) == line
     row = dataclasses.replace(ROW, because="it samples.", start="without its launcher.")
     page = table.page({"a": row}, {("a", "ddp"): line})
-    assert "Of 1 rows 1 have plain Python's numbers; under `ddp`, 1 one piece." in page
+    assert "Of 1 rows 1 were run, and 1 have plain Python's numbers under all plans tried" in page
     assert f"|a `Trainer`|trl 1.16.0, peft 0.21.2|one piece|not run|not run|2e-16|{line.date}|" in page
     assert "- a `Trainer`: it samples." in page
     assert "- a `Trainer`: without its launcher." in page

@@ -46,7 +46,6 @@ trainer = Trainer(
     algorithms=[LabelSmoothing(0.1)],
     callbacks=[Show()],
     device="cpu",
-    save_folder="saved",
     progress_bar=False,
     seed=0,
 )
