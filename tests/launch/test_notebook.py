@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -62,7 +63,9 @@ def test_mistakes_are_one_line(kernel: Callable[..., Outputs]) -> None:
     assert (kind, text.partition(" (")[0]) == ("PlanError", "ronde: error[R214]: unknown preset 'zero9'")
     ((kind, text),) = kernel("%%ronde --ranks 2\nx = (1\n")
     assert kind == "UsageError"
-    assert text.splitlines()[:2] == ['  File "Cell In[4]", line 2', "    x = (1"]
+    place, line = text.splitlines()[:2]
+    assert re.fullmatch(r'  File "Cell In\[\d+\]", line 2', place)
+    assert line == "    x = (1"
     kernel("f = (line for line in 'ab')")
     ((kind, text),) = kernel("%%ronde --ranks 2\nnext(f)")
     assert text.startswith("ronde: error[R171]: the cell reads what cannot be sent to the ranks: f (")

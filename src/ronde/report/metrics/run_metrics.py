@@ -17,12 +17,12 @@ from typing import Any, final
 from ronde import __version__
 from ronde.messages import lift
 from ronde.report.metrics.families import FAMILIES
+from ronde.report.metrics.step_totals import RankTotals, StepTotals
 from ronde.trace.events import Event, read_events
 from ronde.trace.evidence import evidence_path
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.heartbeat import look_at, vitals_path
 from ronde.trace.launch_record import LaunchRecord, read_launch_record
-from ronde.trace.step_totals import RankTotals, StepTotals
 
 __all__ = ["RunFacts", "RunMetrics", "Values"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ronde.report.metrics.step_totals import StepTotals
 from ronde.trace.step_file import COURSE, StepFile, StepRecord, read_steps, steps_path
-from ronde.trace.step_totals import StepTotals
 
 MS = 1_000_000
 
