@@ -6,14 +6,18 @@ of `APART`.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
+from ronde.report.server.runs import OneRun, Runs
 from ronde.server.serving.manifest import path_of
 from ronde.server.serving.published import Published
 from ronde.trace.checkpoint_manifest import latest_manifest
@@ -90,6 +94,31 @@ def _reports(trial: Trial, place: Path, ran: Ran) -> None:
     _shows_steps((place / "run" / "report.html").read_text())
 
 
+def _shows_live(trial: Trial, place: Path, ran: Ran) -> None:
+    """The state of `ronde ui`'s page."""
+    state = json.loads(OneRun(Runs(place), "run").renewed() or b"{}")
+    if state.get("life") != "ended":
+        raise Died(f"the page says that the run {state.get('life')}")
+    _shows_steps(json.dumps(state))
+
+
+def _counted(trial: Trial, place: Path, ran: Ran) -> None:
+    text = (place / "run" / "metrics.prom").read_text()
+    steps = dict(re.findall(r'^ronde_run_steps_total{rank="(\d+)"} ([\d.]+)$', text, re.MULTILINE))
+    if {rank: float(count) for rank, count in steps.items()} != {
+        str(rank): LAST_STEP for rank in range(RANKS)
+    }:
+        raise Died(f"counts the steps {steps}")
+
+
+def _exported(trial: Trial, place: Path, ran: Ran) -> None:
+    trial.tool(place, "report", "run", "--csv", "run.csv")
+    with open(place / "run.csv", newline="") as file:
+        steps = Counter(int(row["rank"]) for row in csv.DictReader(file) for _ in range(int(row["steps"])))
+    if steps != dict.fromkeys(range(RANKS), LAST_STEP):
+        raise Died(f"the table has the steps {steps}")
+
+
 def _doctors(trial: Trial, place: Path, ran: Ran) -> None:
     """Exit code 1 says that there is something to mend, such as a rank for which others wait."""
     said = trial.tool(place, "doctor", "run", codes=(0, 1))
@@ -110,6 +139,9 @@ TOGETHER: Mapping[str, Together] = {
     "-m": Together(options=("-m",), script="train", check=_module),
     "top": Together(check=_tops),
     "report": Together(check=_reports),
+    "report --csv": Together(check=_exported),
+    "ui": Together(check=_shows_live),
+    "--metrics": Together(options=("--metrics", "0"), check=_counted),
     "doctor": Together(check=_doctors),
 }
 
