@@ -148,7 +148,7 @@ def prepare(*objects: Any) -> Any:
             batch size of a loader stays that of the whole batch.
 
     Returns:
-        The same objects, none wrapped or copied: one alone, several as a tuple in the given order.
+        The same objects, neither wrapped nor copied. One comes alone, several as a tuple in the given order.
 
     Raises:
         UsageError: an object is something else.
