@@ -91,7 +91,7 @@ for case in cases:
             os._exit(0)
         os.waitpid(child, 0)
         said.seek(0)
-        print(json.dumps([case, said.read()]))
+        print(json.dumps([case, said.read()]), flush=True)  # the next fork copies what is buffered
 """
 
 
