@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ronde.cluster.environment import ClusterEnvironment
+from ronde.cluster.listening import bound_socket, in_url
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.announce import say
 
@@ -53,9 +54,8 @@ def metrics_socket(
         given, host, port, patience=_PATIENCE_S if place is not None and place.restart_count else 0
     )
     asked, (host, port) = port, bound.getsockname()[:2]
-    name = f"[{host}]" if ":" in host else host
     if not quiet or port != asked:
-        say(f"metrics are at http://{name}:{port}/metrics [R618]")
+        say(f"metrics are at http://{in_url(host)}:{port}/metrics [R618]")
     if not quiet and not ipaddress.ip_address(host).is_loopback:
         say("whatever reaches that port can read them: there is no authentication [R618]")
     return bound
@@ -99,19 +99,15 @@ def _address(given: str) -> tuple[str, int]:
 def _bound(given: str, host: str, port: int, *, patience: float) -> socket.socket:
     end = time.monotonic() + patience
     while True:
+        bound: socket.socket | None = None
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            bound = socket.socket(family, kind, protocol)
-        except OSError as error:
-            raise _refusal(given, host, error) from None
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
+            bound = bound_socket(host, port)
             # Two sockets may be bound to a port, but only one of them can listen.
             bound.listen()
             return bound
         except OSError as error:
-            bound.close()
+            if bound is not None:
+                bound.close()
             if error.errno != errno.EADDRINUSE or time.monotonic() >= end:
                 raise _refusal(given, host, error) from None
         time.sleep(0.1)

@@ -6,7 +6,7 @@ import socket
 
 from ronde.errors import LaunchError
 
-__all__ = ["listen"]
+__all__ = ["bound_socket", "in_url", "listen"]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -19,19 +19,33 @@ def listen(host: str, port: int) -> socket.socket:
         LaunchError: the address is another machine's, or taken.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio sets TCP_NODELAY only if the socket's protocol is IPPROTO_TCP.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return bound_socket(host, port)
     except OSError as error:
-        raise _refused(host, port, error) from None
+        raise LaunchError(f"cannot listen at {host}, port {port}: {error.strerror} [R615]") from None
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a TCP socket bound to an address, also if another was closed lately.
+
+    Raises:
+        OSError: the address is another machine's, or taken.
+    """
+    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # asyncio sets TCP_NODELAY only if the socket's protocol is IPPROTO_TCP.
+    bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise _refused(host, port, error) from None
-    return listening
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
-def _refused(host: str, port: int, error: OSError) -> LaunchError:
-    return LaunchError(f"cannot listen at {host}, port {port}: {error.strerror} [R615]")
+def in_url(address: str) -> str:
+    """Format an address for a URL.
+
+    >>> in_url("127.0.0.1"), in_url("::1")
+    ('127.0.0.1', '[::1]')
+    """
+    return f"[{address}]" if ":" in address else address

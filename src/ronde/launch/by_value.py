@@ -2,8 +2,7 @@
 
 They are cloudpickle's, with three differences. Code keeps the name of its file or cell, so that tracebacks
 have lines. Functions of a notebook share one dictionary of variables on either side. Tensors travel as bytes,
-equal for equal contents, without a device. (The room names no torch, so
-it is imported by `importlib`.)
+equal for equal contents, without a device. The room names no torch, so it is imported by `importlib`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from ronde.trace.step_file import RECENT, RECORD_BYTES, ROUTES, StepRecord, read_parts
 
-__all__ = ["PARTS", "Course", "Records", "of_records", "parts_of", "read_course"]
+__all__ = ["LAYOUT", "PARTS", "Course", "Records", "of_records", "parts_of", "read_course"]
 
 PARTS = ("data", "forward", "backward", "optimizer", "communication", "other")
 """The parts of a rank's time, in the order of their display."""
@@ -28,8 +28,9 @@ def _type(name: str) -> tuple[str, ...] | tuple[str, str, int]:
     return name, "<f8" if name == "loss" else "<i8"
 
 
-_RECORD = np.dtype([_type(field.name) for field in dataclasses.fields(StepRecord)])
-assert _RECORD.itemsize == RECORD_BYTES
+LAYOUT = np.dtype([_type(field.name) for field in dataclasses.fields(StepRecord)])
+"""Layout of a record in the file."""
+assert LAYOUT.itemsize == RECORD_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,12 +45,12 @@ def read_course(path: Path) -> Course:
     """Read a step file; without records if it is missing."""
     read = read_parts(path)
     if read is None:
-        return Course(np.empty(0, _RECORD), np.empty(0, _RECORD))
+        return Course(np.empty(0, LAYOUT), np.empty(0, LAYOUT))
     steps, ring, course = read
-    found = _written(np.frombuffer(ring, _RECORD))
+    found = _written(np.frombuffer(ring, LAYOUT))
     order = np.argsort(found["step"], kind="stable")
     recent = _following(found[order[found["step"][order] > steps.steps - RECENT]])
-    whole = _following(_written(np.frombuffer(course, _RECORD)))
+    whole = _following(_written(np.frombuffer(course, LAYOUT)))
     later = recent[recent["begun"] >= (whole["ended"][-1] if len(whole) else 0)]
     return Course(np.concatenate((whole, later)) if len(later) else whole, recent)
 
@@ -60,8 +61,8 @@ def of_records(*records: StepRecord) -> Records:
     >>> len(of_records())
     0
     """
-    rows = [tuple(getattr(each, str(name)) for name in _RECORD.names or ()) for each in records]
-    return np.array(rows, _RECORD)
+    rows = [tuple(getattr(each, str(name)) for name in LAYOUT.names or ()) for each in records]
+    return np.array(rows, LAYOUT)
 
 
 def _written(records: Records) -> Records:

@@ -318,17 +318,17 @@ def read_header(path: Path) -> StepsOfRank | None:
     """Read the file without its records; None if missing or incomplete."""
     try:
         with open(path, "rb", buffering=0) as file:
-            data, size = file.read(_LIVE + 8 * _LIVE_NUMBERS), os.fstat(file.fileno()).st_size
+            read = read_head(file.fileno())
     except OSError:
         return None
-    return None if size < _SIZE else _header(data)
+    return None if read is None else read[0]
 
 
 def read_head(file: int) -> tuple[StepsOfRank, int] | None:
     """Read the header of an open file, and the number of finished records."""
     if os.fstat(file).st_size < _SIZE:
         return None
-    data = os.pread(file, _HEADER_SIZE, 0)
+    data = os.pread(file, _LIVE + 8 * _LIVE_NUMBERS, 0)
     steps = _header(data)
     return None if steps is None else (steps, max(0, _HEADER.unpack_from(data)[7]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ronde.report.courses import PARTS
 from ronde.report.run import RunState
 from ronde.trace.step_file import ROUTES, StepRecord, StepsOfRank, read_steps, steps_path
 
@@ -16,7 +17,7 @@ _SENT = tuple(f"sent_{route.replace(' ', '_')}_bytes" for route in ROUTES)
 
 COLUMNS = (
     *("rank", "step", "steps", "begun", "seconds", "loss", "losses", "samples", "samples_per_second"),
-    *("data", "forward", "backward", "optimizer", "communication", "other"),
+    *PARTS,
     *("resident_bytes", "device_bytes", *_SENT, "collectives", "last_arrivals", "others_wait"),
 )
 """Names of the numbers.

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ronde.report.courses import PARTS
 from ronde.report.export.rows import Row, rows_of
 from ronde.report.run import RunState
 from ronde.trace.step_file import StepsOfRank
 
 __all__ = ["Scalar", "scalars_of"]
-
-_PHASES = ("data", "forward", "backward", "optimizer", "communication", "other")
 
 
 class Scalar(NamedTuple):
@@ -54,7 +53,7 @@ def _of_main(row: Row) -> dict[str, float]:
         **({} if loss is None else {"loss": loss}),
         "throughput/steps_per_second": steps / seconds,
         **({"throughput/samples_per_second": row["samples_per_second"] or 0} if row["samples"] else {}),
-        **{f"seconds_per_step/{phase}": (row[phase] or 0) / steps for phase in _PHASES},
+        **{f"seconds_per_step/{phase}": (row[phase] or 0) / steps for phase in PARTS},
     }
 
 

@@ -14,18 +14,14 @@ from typing import Any, final
 
 import numpy as np
 
-from ronde.trace.step_file import ROUTES, StepsOfRank, read_course, read_head, read_recent
+from ronde.report.courses import LAYOUT, PARTS, Records, parts_of
+from ronde.trace.step_file import RECORD_BYTES, ROUTES, StepsOfRank, read_course, read_head, read_recent
 
-__all__ = ["PHASES_OF_TOTALS", "RankTotals", "StepTotals"]
+__all__ = ["RankTotals", "StepTotals"]
 
-PHASES_OF_TOTALS = ("data", "forward", "backward", "optimizer", "communication", "other")
-
-_NUMBERS = 19
-_LAYOUT = np.dtype([("numbers", "<i8", _NUMBERS), ("loss", "<f8"), ("losses", "<i8")])
-# Places in a record, as in `StepRecord`.
-_STEP, _STEPS, _BEGUN, _ENDED, _DATA, _WAITED = 0, 1, 2, 3, 4, 8
-_RESIDENT, _DEVICE, _SENT, _COLLECTIVES, _LAST, _LATE = 10, 11, 12, 16, 17, 18
-_OTHER = _NUMBERS  # behind the numbers of a record, in the sums
+_COUNTED = ("steps", "collectives", "last", "late")
+# The loss and what follows it may be written later than the rest of a record.
+_UNCHANGED_BYTES = LAYOUT.fields["loss"][1] if LAYOUT.fields else RECORD_BYTES
 _NS = 1e-9
 
 
@@ -36,7 +32,7 @@ class RankTotals:
     Attributes:
         head: identity of the rank, its clocks and its present numbers.
         steps: steps that it has taken itself, without those before a checkpoint.
-        seconds: seconds in each of `PHASES_OF_TOTALS`.
+        seconds: seconds in each of `PARTS`.
         sent: bytes by each of `ROUTES` that is used.
         collectives, last: number of collectives, and of those to which it came last of its host.
         late: seconds that the last but one had waited by then.
@@ -90,62 +86,58 @@ class StepTotals:
         self._finished = 0
         self._mark = b""
         self._reached = 0
-        self._sums = np.zeros(_NUMBERS + 1, np.int64)
+        self._sums = _sums_of(np.empty(0, LAYOUT))
 
     def _read(self, file: int, head: StepsOfRank, finished: int) -> RankTotals:
         start = head.process, head.wall
         last = read_course(file, self._finished - 1, self._finished) if self._finished else b""
-        # A loss that is read late changes the end of the record.
-        same = last[: 8 * _NUMBERS] == self._mark
+        same = last[:_UNCHANGED_BYTES] == self._mark
         if start != self._start or finished < self._finished or not same:
             self._forget(start)
         raw = read_course(file, self._finished, finished + 1)
-        records = np.frombuffer(raw, _LAYOUT)
+        records = np.frombuffer(raw, LAYOUT)
         new = max(0, finished - self._finished)
         self._sums = self._sums + self._sum(records[:new])
         if new:
             self._finished = finished
-            self._mark = raw[(new - 1) * _LAYOUT.itemsize :][: 8 * _NUMBERS]
+            self._mark = raw[(new - 1) * RECORD_BYTES :][:_UNCHANGED_BYTES]
         reached = self._reached
         sums = self._sums + self._sum(records[new:])
         self._reached = reached  # the record that is still open is read again
-        return _totals(head, sums, records, np.frombuffer(read_recent(file), _LAYOUT))
+        return _totals(head, sums, records, np.frombuffer(read_recent(file), LAYOUT))
 
-    def _sum(self, records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _sum(self, records: Records) -> np.ndarray[Any, Any]:
         """Sum up the records, each of which continues the one before."""
-        numbers = records["numbers"]
-        ends = np.maximum.accumulate(np.append(self._reached, numbers[:, _ENDED]))
-        numbers = numbers[(numbers[:, _BEGUN] >= ends[:-1]) & (numbers[:, _ENDED] > numbers[:, _BEGUN])]
-        if len(numbers):
-            self._reached = int(numbers[-1, _ENDED])
-        known = numbers[:, _DATA : _WAITED + 1].sum(1)
-        other = np.maximum(0, numbers[:, _ENDED] - numbers[:, _BEGUN] - known).sum()
-        return np.append(numbers.sum(0), other)
+        ends = np.maximum.accumulate(np.append(self._reached, records["ended"]))
+        records = records[(records["begun"] >= ends[:-1]) & (records["ended"] > records["begun"])]
+        if len(records):
+            self._reached = int(records["ended"][-1])
+        return _sums_of(records)
 
 
-def _totals(
-    head: StepsOfRank, sums: np.ndarray[Any, Any], course: np.ndarray[Any, Any], ring: np.ndarray[Any, Any]
-) -> RankTotals:
-    ring = ring[ring["numbers"][:, _STEPS] > 0]
-    newest = ring[np.argsort(ring["numbers"][:, _STEP])]
+def _sums_of(records: Records) -> np.ndarray[Any, Any]:
+    """Sum up the counted fields, bytes by route, and seconds by part."""
+    counted = [records[name].sum() for name in _COUNTED]
+    return np.concatenate((counted, records["sent"].sum(0), parts_of(records).sum(1)))
+
+
+def _totals(head: StepsOfRank, sums: np.ndarray[Any, Any], course: Records, ring: Records) -> RankTotals:
+    ring = ring[ring["steps"] > 0]
+    newest = ring[np.argsort(ring["step"])]
     read = newest[newest["losses"] > 0]
     latest = newest if len(newest) else course
-    memory = (
-        [int(value) for value in latest["numbers"][-1, _RESIDENT : _DEVICE + 1]] if len(latest) else [0, 0]
-    )
     # Short steps share a record, which is written when it is long enough.
-    unwritten = max(0, head.steps - int(newest["numbers"][-1, _STEP])) if len(newest) else 0
-    seconds = [*sums[_DATA : _WAITED + 1], sums[_OTHER]]
-    sent = zip(ROUTES, sums[_SENT : _SENT + len(ROUTES)], strict=True)
+    unwritten = max(0, head.steps - int(newest["step"][-1])) if len(newest) else 0
+    (steps, collectives, last, late), sent, seconds = np.split(sums, np.cumsum((len(_COUNTED), len(ROUTES))))
     return RankTotals(
         head=head,
-        steps=int(sums[_STEPS]) + unwritten,
-        seconds={name: float(value) * _NS for name, value in zip(PHASES_OF_TOTALS, seconds, strict=True)},
-        sent={route: int(nbytes) for route, nbytes in sent if nbytes},
-        collectives=int(sums[_COLLECTIVES]),
-        last=int(sums[_LAST]),
-        late=float(sums[_LATE]) * _NS,
-        resident=memory[0],
-        device=memory[1],
+        steps=int(steps) + unwritten,
+        seconds=dict(zip(PARTS, seconds.tolist(), strict=True)),
+        sent={route: int(nbytes) for route, nbytes in zip(ROUTES, sent, strict=True) if nbytes},
+        collectives=int(collectives),
+        last=int(last),
+        late=float(late) * _NS,
+        resident=int(latest["resident"][-1]) if len(latest) else 0,
+        device=int(latest["device"][-1]) if len(latest) else 0,
         loss=float(read["loss"][-1]) if len(read) else None,
     )

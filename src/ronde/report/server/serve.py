@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from ronde.cluster.listening import listen
+from ronde.cluster.listening import in_url, listen
 from ronde.errors import LaunchError
 from ronde.report.server.application import Readers, application
 from ronde.report.server.runs import Runs
@@ -47,8 +47,8 @@ def serve(root: Path, *, host: str, port: int | None, token: str, say: Callable[
     runs = Runs(root)
     if not runs.paths():
         say(f"there is no run in {root} yet; the page shows each one as it begins [R614]")
-    name = f"[{address}]" if ":" in address else address
-    say(f"the page is at http://{name}:{bound}/{f'?token={token}' if token else ''}; Ctrl-C ends it [R613]")
+    query = f"?token={token}" if token else ""
+    say(f"the page is at http://{in_url(address)}:{bound}/{query}; Ctrl-C ends it [R613]")
     hosts = ("localhost", "127.0.0.1", "[::1]", "::1", address) if is_loopback else ("*",)
     with contextlib.closing(Readers(runs)) as readers:
         made = application(readers, token=token, hosts=hosts)

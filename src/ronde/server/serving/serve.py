@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ronde.cluster.listening import listen
+from ronde.cluster.listening import in_url, listen
 from ronde.errors import UsageError
 from ronde.server.serving.exported import MANIFEST, Exported
 from ronde.server.serving.http import application
@@ -80,8 +80,7 @@ def serve(
     replica.start(interval)
     listening.listen(_WAITING_AT_MOST)
     host, port = listening.getsockname()[:2]
-    name = f"[{host}]" if ":" in host else host
-    say(f"serves version {replica.snapshot.version} at http://{name}:{port} [R738]")
+    say(f"serves version {replica.snapshot.version} at http://{in_url(host)}:{port} [R738]")
     if not ipaddress.ip_address(host).is_loopback:
         say(
             "there is no authentication: every program that reaches this address may look up, predict and "
