@@ -8,17 +8,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ronde.report.courses import of_records
-from ronde.report.figures import pace_of
+from ronde.report.courses import Records, of_records
+from ronde.report.figures import reduced
 from ronde.trace.counters import Tally
+from ronde.trace.pace import Pace
 from ronde.trace.recorder import TraceRecorder, Travelled
 from ronde.trace.step_file import StepFile, StepRecord, read_steps
 
 FIRST = StepRecord(1, 1, 0, 9_000, 10, 0, 0, 0, 8_000, 4, 0, 0, (0, 0, 0, 0), 0, 0, 0)
 SECOND = dataclasses.replace(FIRST, step=2, begun=9_000, ended=9_100, data=20, waited=43)
 TAIL = dataclasses.replace(FIRST, step=2, steps=0, begun=9_100, ended=20_000, waited=500, samples=0)
+
+
+def pace_of(records: Records) -> Pace | None:
+    return reduced(records, records[:0], np.array([0, 1])).pace
 
 
 def test_the_first_step_and_the_time_after_the_last_are_left_out() -> None:

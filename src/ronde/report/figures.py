@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ronde.report.courses import PARTS, Records, parts_of, read_course
+from ronde.report.courses import PARTS, Course, Records, parts_of, read_course
 from ronde.report.run import RunState
 from ronde.trace.pace import Pace
-from ronde.trace.step_file import ROUTES, StepsOfRank, steps_path
+from ronde.trace.step_file import ROUTES, steps_path
 
-__all__ = ["LossCurve", "RankFigures", "RunFigures", "figures_of", "loss_curve", "pace_of", "reduced"]
+__all__ = ["LossCurve", "RankFigures", "RunFigures", "figures_of", "loss_curve", "reduced"]
 
 Array = np.ndarray[Any, Any]
 
@@ -122,7 +122,8 @@ class RunFigures:
 def figures_of(run: RunState) -> RunFigures:
     """Read and reduce the records of all ranks."""
     begun = run.begun
-    first = read_course(steps_path(run.path, run.ranks[0].rank if run.ranks else 0)).whole
+    main = read_course(steps_path(run.path, run.ranks[0].rank if run.ranks else 0))
+    first = main.whole
     offset = run.ranks[0].steps.offset if run.ranks else 0
     # The last record of a rank ends later than its last step; the first rank's says by how much.
     ends = [
@@ -133,15 +134,21 @@ def figures_of(run: RunState) -> RunFigures:
     counted = np.stack((first["samples"], first["steps"])).astype(float)
     return RunFigures(
         edges=edges / 1e9,
-        ranks=tuple(_of_file(run, rank.steps, edges + begun) for rank in run.ranks),
+        ranks=tuple(
+            _of_course(
+                main if place == 0 else read_course(steps_path(run.path, rank.rank)),
+                rank.steps.offset,
+                edges + begun,
+            )
+            for place, rank in enumerate(run.ranks)
+        ),
         done=_by_column(first, counted, edges + begun - offset),
         loss=loss_curve(first),
     )
 
 
-def _of_file(run: RunState, steps: StepsOfRank, edges: Array) -> RankFigures:
-    course = read_course(steps_path(run.path, steps.rank))
-    return reduced(course.whole, course.recent, edges - steps.offset, offset=steps.offset)
+def _of_course(course: Course, offset: int, edges: Array) -> RankFigures:
+    return reduced(course.whole, course.recent, edges - offset, offset=offset)
 
 
 def reduced(whole: Records, recent: Records, edges: Array, *, offset: int = 0) -> RankFigures:
@@ -205,13 +212,8 @@ def _steady(records: Records) -> slice:
     return slice(1 if end > 1 and steps[0] == 1 else 0, end)
 
 
-def pace_of(course: Records) -> Pace | None:
-    """Return the pace of a course's steady part; None if it took no time."""
-    steady = _steady(course)
-    return _pace(course[steady], parts_of(course[steady]))
-
-
 def _pace(records: Records, parts: Array) -> Pace | None:
+    """Return the pace of a course's steady part; None if it took no time."""
     seconds = float((records["ended"] - records["begun"]).sum()) / 1e9
     if seconds <= 0:
         return None

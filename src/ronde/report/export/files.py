@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-import math
 from pathlib import Path
-from typing import Any
 
+from ronde.report.document import encoded
 from ronde.report.export.rows import COLUMNS, rows_of
 from ronde.report.run import RunState
 
@@ -59,15 +57,4 @@ def write_json(run: RunState, target: Path) -> None:
             for rank in run.ranks
         ],
     }
-    with target.open("w", encoding="utf-8") as stream:
-        json.dump(_finite(told), stream, allow_nan=False)
-        stream.write("\n")
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+    target.write_bytes(encoded(told) + b"\n")
