@@ -13,8 +13,8 @@ from torch import nn
 
 from ronde.cli.notebook import options_of
 from ronde.errors import UsageError
-from ronde.launch.by_value import dumps, learn_sources, loads
 from ronde.launch.cell import Cell, CellResult, names_of, pack, put_states, states, unpack
+from ronde.launch.pickle_by_value import dumps, learn_sources, loads
 from ronde.runtime import cell as on_rank
 from ronde.runtime.tracebacks import formatted
 

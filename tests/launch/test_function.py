@@ -15,7 +15,7 @@ import pytest
 import ronde
 from ronde.errors import FunctionError, UsageError
 from ronde.launch import function
-from ronde.launch.shown_run import run_shown
+from ronde.launch.child_command import run_shown
 
 
 def test_the_main_ranks_answer_comes_back_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from made_run import made_run
-from ronde.report.courses import PARTS, of_records, read_course
 from ronde.report.figures import LOSS_POINTS, RunFigures, figures_of, loss_curve, reduced
 from ronde.report.run import look_at_run
+from ronde.report.step_arrays import PARTS, of_records, read_course
 from ronde.trace.step_file import RECENT, StepRecord, read_steps, steps_path
 
 ONE = StepRecord(

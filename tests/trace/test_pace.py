@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ronde.report.courses import Records, of_records
 from ronde.report.figures import reduced
+from ronde.report.step_arrays import Records, of_records
 from ronde.trace.counters import Tally
 from ronde.trace.pace import Pace
 from ronde.trace.recorder import TraceRecorder, Travelled

@@ -12,10 +12,10 @@ from ronde.cli.app import read_options
 from ronde.cli.run import count_ranks
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.errors import RondeError, UsageError
-from ronde.launch.by_value import learn_sources
 from ronde.launch.cell import pack, unpack
 from ronde.launch.function import launch_pickled
 from ronde.launch.notebook_shell import cell_label, in_brief
+from ronde.launch.pickle_by_value import learn_sources
 from ronde.messages import as_error, as_note
 
 __all__ = ["load", "options_of", "run_cell"]

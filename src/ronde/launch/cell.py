@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.launch.by_value import dump, dumps, learn_sources, loads
+from ronde.launch.pickle_by_value import dump, dumps, learn_sources, loads
 
 __all__ = [
     "Cell",

@@ -13,10 +13,10 @@ from typing import Any
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import FunctionError, UsageError
-from ronde.launch.by_value import dump, learn_sources
+from ronde.launch.child_command import run_launcher
 from ronde.launch.failure import ErrorFile, first_failure, read_error
 from ronde.launch.notebook_shell import cell_label, in_brief
-from ronde.launch.shown_run import run_launcher
+from ronde.launch.pickle_by_value import dump, learn_sources
 from ronde.plan import Plan, read_plan
 from ronde.trace.events import read_events
 from ronde.trace.run_directory import RunDirectory

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from ronde import __version__
-from ronde.report.courses import PARTS
 from ronde.report.figures import LossCurve, RankFigures, RunFigures, figures_of
 from ronde.report.lanes import lanes
 from ronde.report.run import RankRun, RunState
+from ronde.report.step_arrays import PARTS
 from ronde.trace.checkpoint_manifest import checkpoint_name
 from ronde.trace.events import Event
 from ronde.trace.memory import show_bytes

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ronde.report.courses import PARTS, Course, Records, parts_of, read_course
 from ronde.report.run import RunState
+from ronde.report.step_arrays import PARTS, Course, Records, parts_of, read_course
 from ronde.trace.pace import Pace
 from ronde.trace.step_file import ROUTES, steps_path
 

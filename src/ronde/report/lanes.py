@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from ronde.report.courses import PARTS, parts_of
 from ronde.report.figures import RunFigures
 from ronde.report.run import RunState
+from ronde.report.step_arrays import PARTS, parts_of
 from ronde.trace.phases import PHASES
 from ronde.trace.spans import Span
 from ronde.trace.whole_file import replace_file

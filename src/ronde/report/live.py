@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ronde.report.courses import PARTS
 from ronde.report.figures import RankFigures, RunFigures, figures_of
 from ronde.report.run import Life, RankRun, RunState, read_run
+from ronde.report.step_arrays import PARTS
 from ronde.trace.memory import show_bytes
 from ronde.trace.number_format import show_duration, show_number, show_share
 from ronde.trace.phases import PHASES

@@ -19,9 +19,9 @@ from typing import IO, Any, cast
 
 import torch
 
-from ronde.launch.by_value import dump, dumps, learn_sources, loads
 from ronde.launch.cell import Cell, CellResult, code_of, names_of, put_states, states, unpicklable
 from ronde.launch.function import CALL, RESULT
+from ronde.launch.pickle_by_value import dump, dumps, learn_sources, loads
 from ronde.runtime.api import is_main, prepare
 from ronde.runtime.plain_tensor import plain_tensor
 

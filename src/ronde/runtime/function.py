@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ronde.launch.by_value import dumps
 from ronde.launch.function import CALL, RESULT, read_call
+from ronde.launch.pickle_by_value import dumps
 from ronde.runtime.api import is_main
 from ronde.runtime.plain_tensor import plain_tensor
 from ronde.tensor.global_tensor import materialize

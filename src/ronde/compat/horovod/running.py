@@ -13,8 +13,8 @@ from typing import Any
 from ronde.cluster.host_list import parse_hosts
 from ronde.cluster.reach import is_this_host
 from ronde.compat.horovod.functions import pickled
+from ronde.launch.child_command import run_launcher
 from ronde.launch.function import CALL, pickled_call, read_call
-from ronde.launch.shown_run import run_launcher
 
 __all__ = ["main", "run"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ronde.report.courses import PARTS
 from ronde.report.run import RunState
+from ronde.report.step_arrays import PARTS
 from ronde.trace.step_file import ROUTES, StepRecord, StepsOfRank, read_steps, steps_path
 
 __all__ = ["COLUMNS", "Row", "rows_of"]

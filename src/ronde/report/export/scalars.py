@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ronde.report.courses import PARTS
 from ronde.report.export.rows import Row, rows_of
 from ronde.report.run import RunState
+from ronde.report.step_arrays import PARTS
 from ronde.trace.step_file import StepsOfRank
 
 __all__ = ["Scalar", "scalars_of"]

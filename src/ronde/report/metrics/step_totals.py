@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from ronde.report.courses import LAYOUT, PARTS, Records, parts_of
+from ronde.report.step_arrays import LAYOUT, PARTS, Records, parts_of
 from ronde.trace.step_file import RECORD_BYTES, ROUTES, StepsOfRank, read_course, read_head, read_recent
 
 __all__ = ["RankTotals", "StepTotals"]

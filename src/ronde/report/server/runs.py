@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from ronde.report.courses import read_course
 from ronde.report.document import document, encoded, title, wall_begun
 from ronde.report.figures import loss_curve
 from ronde.report.run import RunState, is_run, look_at_run
+from ronde.report.step_arrays import read_course
 from ronde.trace.run_directory import NODE_ID
 from ronde.trace.step_file import steps_path
 
