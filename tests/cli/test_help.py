@@ -51,7 +51,11 @@ def test_examples_parse(name: str) -> None:
         words = words[words.index("ronde") + 1 :]
         known = max((each for each in ALL if words[: len(each.split())] == each.split()), key=len)
         assert known.startswith(name)
-        ALL[known].make_context(known, words[len(known.split()) :])
+        command = ALL[known]
+        parsed = command.make_context(known, words[len(known.split()) :]).params
+        own = {option for each in command.params for option in each.opts}
+        # Behind a script an option would be the script's.
+        assert not own & {*(parsed.get("arguments") or ()), *(parsed.get("words") or ())}, example
 
 
 def test_options_of_run_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,38 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         read_cluster(str(tmp_path / "none.toml"))
 
 
+def test_a_file_builds_on_a_preset() -> None:
+    usual = read_cluster("dgx-a100").resized(1024)
+    text = 'name = "mine"\npreset = "dgx-a100"\nnodes = 128\nprice-per-hour = 2.5\n'
+    found = parse_cluster(text + "[network]\nnics = 4\n[sources]\nnetwork = 'half'", "x.toml")
+    assert found.groups == usual.groups
+    assert (found.name, found.price, found.network.nics) == ("mine", 2.5, 4)
+    assert (found.network.usual, found.node) == (usual.network.usual, usual.node)
+    assert found.sources == {**usual.sources, "network": "half"}
+
+
+def test_a_link_of_the_file_is_not_hidden_by_what_the_preset_measured() -> None:
+    found = parse_cluster('preset = "dgx-a100"\n[node]\nbandwidth-gb-s = 50', "x.toml")
+    assert found.node.constants("all_reduce", 8).beta == 50e9
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('preset = "dgx-a10"', "preset is 'dgx-a10' (did you mean dgx-a100?): give one of"),
+        ('preset = "dgx-a100"\nnodes = 1.5', "nodes is 1.5: give a whole number"),
+        ('preset = "dgx-a100"\nnodes = 2\n[[groups]]\nnodes = 1', "nodes stands beside [[groups]]"),
+        ('preset = "dgx-a100"\nnode = 3', "node is 3: give a table, under [node]"),
+        ('preset = "dgx-a100"\nnodez = 3', "nodez is not a key"),
+        ("nodes = 3", "nodes is not a key"),
+    ],
+)
+def test_a_mistake_over_a_preset_names_the_key(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_cluster(text, "x.toml")
+    assert said in str(refused.value)
+
+
 def test_resized_takes_whole_nodes() -> None:
     cluster = read_cluster("dgx-a100")
     assert (cluster.resized(32).devices, cluster.resized(32).node_size) == (32, 8)

@@ -255,6 +255,33 @@ def test_no_model_or_no_step_is_said(tmp_path: Path, script: str, said: str) -> 
     assert said in trace_script(str(path), [])["problem"]
 
 
+STRICT = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+
+
+def test_an_option_behind_the_script_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(STRICT + SMALL.replace("LAST", "pass"))
+    with pytest.raises(UsageError) as refused:
+        traced(str(path), ["--cluster", "dgx-a100"])
+    assert "it ended with exit code 2 (" in str(refused.value)
+    assert "unrecognized arguments: --cluster dgx-a100" in str(refused.value)
+    assert str(refused.value).endswith("options of ronde go before the script")
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("3", "it ended with exit code 3"),
+        ("'no data'", "it ended with exit code 1 (no data)"),
+        ("0", "it calls no model that has parameters"),
+    ],
+)
+def test_a_script_that_ends_itself_is_said(tmp_path: Path, end: str, said: str) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text(f"import sys\nsys.exit({end})\n")
+    assert trace_script(str(path), [])["problem"] == said
+
+
 def test_blocks_without_a_model_of_blocks() -> None:
     part = {
         **dict.fromkeys(

@@ -27,22 +27,22 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "top": ("ronde top", "ronde top --once runs/a"),
     "report": ("ronde report", "ronde report runs/a --out a.html"),
     "ui": ("ronde ui", "ronde ui runs/a --host 0.0.0.0 --port 8080"),
-    "plan": ("ronde plan show zero2,precision=bf16", "ronde plan search train.py --ranks 4"),
+    "plan": ("ronde plan show zero2,precision=bf16", "ronde plan search --devices 4 train.py"),
     "plan show": (
         "ronde plan show zero2,precision=bf16",
         "ronde plan show tensor=2 --ranks 4 --script train.py",
     ),
     "plan search": (
         "ronde plan search train.py",
-        "ronde plan search train.py --cluster cluster.toml --devices 16 --plan precision=bf16",
+        "ronde plan search --cluster cluster.toml --tokens 100e9 --deadline 14d train.py --epochs 3",
     ),
     "launch": (
-        "ronde launch k8s --image team/train:1 --pods 2 train.py",
-        "ronde launch k8s --image team/train:1 --ranks-per-pod 8 --gpus train.py --print",
+        "ronde launch k8s --image team/train:1 --pods 2 --print train.py",
+        "ronde launch k8s --image team/train:1 --ranks-per-pod 8 --gpus --print train.py",
     ),
     "launch k8s": (
-        "ronde launch k8s --image team/train:1 --pods 2 train.py",
-        "ronde launch k8s --image team/train:1 --kind trainjob --gpus -- --plan zero2 train.py",
+        "ronde launch k8s --image team/train:1 --pods 2 --print train.py",
+        "ronde launch k8s --image team/train:1 --kind trainjob --gpus --print -- --plan zero2 train.py",
     ),
     "doctor": ("ronde doctor -H node1:8,node2:8", "ronde doctor runs/a"),
     "explain": ("ronde explain R175", "ronde explain launching"),

@@ -21,6 +21,9 @@ PLACEMENTS = ("replicated", "zero1", "zero2", "zero3", "central")
 RECOMPUTES = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
+# Entries of a table for each value up to which it replaces a sort.
+_TABLE = 16
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
@@ -83,12 +86,29 @@ def kinds_of(keys: Iterable[NDArray[np.int64] | NDArray[np.bool_]]) -> tuple[Int
     >>> kinds_of([np.array([5, 5, 7]), np.array([1, 1, 1])])[1].tolist()
     [0, 0, 1]
     """
-    packed = np.zeros((), dtype=np.int64)
+    packed, size = np.zeros((), dtype=np.int64), 1
     for key in keys:
-        values = np.unique(key)
-        packed = packed * len(values) + np.searchsorted(values, key)
-    _, first, which = np.unique(packed, return_index=True, return_inverse=True)
-    return first, which.reshape(-1)
+        places, count = _numbered(key.astype(np.int64), int(key.max(initial=0)) + 1)
+        packed, size = packed * count + places, size * count
+    which, count = _numbered(packed, size)
+    first = np.empty(count, dtype=np.int64)
+    # The last of several assignments to a place stays.
+    first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
+    return first, which
+
+
+def _numbered(values: Ints, size: int) -> tuple[Ints, int]:
+    """Return the rank of each value among those that there are, and how many these are.
+
+    Args:
+        size: a number above all values. A table of so many is quicker than a sort where it is small.
+    """
+    if size > _TABLE * len(values):
+        found, which = np.unique(values, return_inverse=True)
+        return which.reshape(-1), len(found)
+    there = np.zeros(size, dtype=bool)
+    there[values] = True
+    return (np.cumsum(there) - 1)[values], int(np.count_nonzero(there))
 
 
 def plan_of(point: Point, base: Plan) -> Plan:

@@ -111,6 +111,8 @@ _TOP = {
 }
 _MEASURED = {**_NODE, "ranks": _Field(low=2, high=1e6, whole=True)}
 _DTYPES = ("bf16", "fp16", "tf32", "fp32")
+# Tables of which a file that names a preset may have a part.
+_MERGED = ("node", "network", "sources")
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
 
 
@@ -150,10 +152,44 @@ def parse_cluster(text: str, source: str) -> Cluster:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _no_toml(source, error) from None
-    wrong = list(_mistakes(fields))
+    wrong = list(_preset_mistakes(fields))
+    if not wrong:
+        fields = _over_preset(fields)
+        wrong = list(_mistakes(fields))
     if wrong:
         raise UsageError(f"{source}: {'; '.join(wrong)} [R802]")
     return _cluster(fields)
+
+
+def _preset_mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield mistakes of the keys that build on a preset; none where the file names no preset."""
+    if "preset" not in fields:
+        return
+    name = fields["preset"]
+    if name not in PRESETS:
+        yield f"preset is {name!r}{did_you_mean(str(name), PRESETS)}: give one of {', '.join(PRESETS)}"
+    if "nodes" in fields:
+        yield from _number("nodes", fields["nodes"], _GROUP["nodes"])
+        if "groups" in fields:
+            yield "nodes stands beside [[groups]], which has its own: leave one of them out"
+    for table in _MERGED:
+        if not isinstance(fields.get(table, {}), dict):
+            yield _no_table(table, fields[table], f"[{table}]")
+
+
+def _over_preset(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a file over those of the preset that it names."""
+    own = {key: value for key, value in fields.items() if key not in ("preset", "nodes")}
+    if "preset" not in fields:
+        return dict(fields)
+    usual = tomllib.loads(preset_text(fields["preset"]))
+    if "nodes" in fields:
+        usual["groups"] = [{**usual["groups"][0], "nodes": fields["nodes"]}]
+    if "node" in own:
+        # Rows that were measured over the preset's link would hide the file's constants.
+        usual.pop("measured", None)
+    tables = {key: {**usual.get(key, {}), **own[key]} for key in _MERGED if key in own}
+    return {**usual, **own, **tables}
 
 
 def _no_toml(source: str, error: ValueError) -> UsageError:
@@ -161,14 +197,14 @@ def _no_toml(source: str, error: ValueError) -> UsageError:
 
 
 def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
-    known = (*_TOP, "name", "backend", "groups", "node", "network", "measured", "sources")
+    known = (*_TOP, "name", "preset", "backend", "groups", "node", "network", "measured", "sources")
     yield from _unknown(fields, known, "")
     yield from _numbers(fields, _TOP, "")
     if fields.get("backend", "nccl") not in ("nccl", "gloo"):
         yield f"backend is {fields['backend']!r}: give nccl or gloo"
     groups = fields.get("groups", [])
     if not groups or not isinstance(groups, list):
-        yield "groups is missing: add [[groups]] with nodes, devices and the device's constants"
+        yield "groups is missing: add [[groups]] with nodes, devices and the device's constants, or a preset"
         groups = []
     for place, group in enumerate(groups):
         where = f"groups[{place}]."

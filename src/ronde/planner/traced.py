@@ -50,6 +50,8 @@ def traced(script: str, arguments: Sequence[str], *, real: bool = False) -> Cost
 def _refusal(script: str, amounts: Mapping[str, str], real: bool) -> str:
     where = f" at {amounts['line']}" if amounts["line"] else ""
     way = "correct the script" if real else "add --real-step, or give its sizes by --model"
+    if "unrecognized arguments" in amounts["problem"]:
+        way = "options of ronde go before the script"
     return f"{script} cannot be traced{where}: {amounts['problem']}; {way}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -44,11 +45,12 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
     counter = Counter(real=real)
     compiler = Compiler()
     steps = _Steps(counter)
+    written, code = io.StringIO(), None
     hooks = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
     try:
         with (
             as_a_guest(),
-            _silent(),
+            _silent(written),
             contextlib.nullcontext() if real else on_processor(),
             contextlib.nullcontext() if real else faked(),
             compiler.noted(),
@@ -58,13 +60,15 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
             execute(script, arguments, module=False)
     except _Done:
         pass
-    except SystemExit:
-        pass
+    except SystemExit as left:
+        code = left.code
     except Exception as error:
         return {"problem": _told(error), "line": _line(error, script)}
     finally:
         for hook in hooks:
             hook.remove()
+    if code and not steps.done:
+        return {"problem": _left(code, written.getvalue()), "line": ""}
     if counter.model is None:
         return {"problem": "it calls no model that has parameters", "line": ""}
     if steps.done == 0:
@@ -135,6 +139,14 @@ def _told(error: Exception) -> str:
     return f"{name}: {text}"
 
 
+def _left(code: object, written: str) -> str:
+    """Describe the script's own end with an exit code or a sentence."""
+    last = " ".join(written.strip().rpartition("\n")[2].split())[:160]
+    said = last if isinstance(code, int) else str(code)
+    ended = f"it ended with exit code {code if isinstance(code, int) else 1}"
+    return f"{ended} ({said})" if said else ended
+
+
 def _line(error: Exception, script: str) -> str:
     """Return the innermost line of the script, else of neither ronde nor torch."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -148,11 +160,11 @@ def _line(error: Exception, script: str) -> str:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Discard the script's output, which would mix with the answer."""
+def _silent(written: io.StringIO) -> Iterator[None]:
+    """Discard the script's output, which would mix with the answer; its errors go to `written`."""
     with (
         open(os.devnull, "w") as nothing,
         contextlib.redirect_stdout(nothing),
-        contextlib.redirect_stderr(nothing),
+        contextlib.redirect_stderr(written),
     ):
         yield
