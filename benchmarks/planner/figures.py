@@ -22,7 +22,7 @@ from ronde.planner.link import Constants, Link
 from ronde.planner.memory import held, held_by
 from ronde.planner.search import search
 from ronde.planner.step import samples_of, step
-from ronde.planner.transformer import MODELS, transformer_graph
+from ronde.planner.transformer import MODELS, TransformerSizes, transformer_graph
 
 __all__ = ["Figure", "figures"]
 
@@ -90,7 +90,9 @@ def figures() -> Iterator[Figure]:
     node = list(vtrain())
     yield _time("time, small models on one A100 node", node, 15.0)
     yield from _ranking(node, "groups on one node", correlation=0.85, largest=20.0)
-    yield _speed()
+    usual = dataclasses.replace(MODELS["gpt3-175b"], batch=4096)
+    yield _speed("search, 4,096 devices, 96 layers", usual)
+    yield _speed("search, experts and long samples", dataclasses.replace(usual, sequence=8192, experts=8))
 
 
 def _errors(predicted: Floats, measured: Floats) -> Floats:
@@ -360,15 +362,14 @@ def _regret(group: Sequence[Row], predict: Callable[[Row], float]) -> float:
     return 100 * (chosen.seconds / min(row.seconds for row in group) - 1)
 
 
-def _speed() -> Figure:
-    """Measure processor seconds of a search: 4,096 devices, a model of 96 layers."""
-    model = dataclasses.replace(MODELS["gpt3-175b"], batch=4096)
+def _speed(name: str, model: TransformerSizes) -> Figure:
+    """Measure processor seconds of a search on 4,096 devices."""
     graph, cluster = transformer_graph(model), read_cluster("dgx-a100").resized(4096)
     begun = time.process_time()
     answer = search(graph, cluster, expand("precision=bf16"))
     seconds = time.process_time() - begun
     return Figure(
-        name="search, 4,096 devices, 96 layers",
+        name=name,
         unit="s",
         target=1.0,
         value=seconds,

@@ -100,9 +100,21 @@ def test_the_simulator_agrees_with_the_closed_form_where_stages_are_alike() -> N
     here = setting(read_cluster("dgx-a100").resized(8), model)
     every = enumerate_candidates(here.graph, 8, Fixed(pipeline=4))
     closed = seconds_of(here, every)
+    ran = simulated(here, every, closed)
     for place in range(0, len(every), 7):
-        ran = simulated(here, every.point(place), closed, place)
-        assert ran == pytest.approx(float(closed.total[place]), rel=0.12), every.point(place)
+        assert ran[place] == pytest.approx(float(closed.total[place]), rel=0.12), every.point(place)
+
+
+@pytest.mark.parametrize("quickest", [1, 10])
+def test_only_what_cannot_be_among_the_quickest_is_not_simulated(quickest: int) -> None:
+    here = setting(read_cluster("dgx-a100").resized(16), dataclasses.replace(SMALL, layers=16))
+    every = enumerate_candidates(here.graph, 16, Fixed(tensor=1))
+    closed = seconds_of(here, every)
+    whole, some = simulated(here, every, closed), simulated(here, every, closed, quickest)
+    order = np.argsort(whole, kind="stable")[:quickest]
+    assert np.argsort(some, kind="stable")[:quickest].tolist() == order.tolist()
+    assert (some[np.isfinite(some)] == whole[np.isfinite(some)]).all()
+    assert np.isinf(some).sum() > len(every) / 2
 
 
 def test_the_front_has_no_plan_that_another_beats() -> None:

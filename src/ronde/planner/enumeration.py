@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -62,7 +62,10 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
     Args:
         node: devices of a node.
     """
-    rows: list[np.ndarray] = []
+    heads: list[tuple[int, ...]] = []
+    tails: list[np.ndarray] = []
+    # Degrees of context and experts have the same grid of all else.
+    grids: dict[tuple[tuple[int, ...], bool, int], np.ndarray] = {}
     for tensor, pipeline, context, expert in _degrees(graph, devices, fixed, node):
         data = devices // (tensor * pipeline * context)
         if data > graph.batch or (fixed.data is not None and fixed.data != data):
@@ -71,22 +74,33 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
         micros = [each for each in _only(fixed.micro_batches, _pieces(samples)) if each <= samples]
         if not micros:
             continue
-        states = _only(fixed.placement, range(4))
-        if data * context == 1:
-            states = _only(fixed.placement, [0])
-        recomputes = _only(fixed.recompute, range(3) if graph.kernels == "eager" else [0])
-        schedules = list(_schedules(graph, pipeline, fixed))
-        grid = np.array(np.meshgrid(micros, states, recomputes, np.arange(len(schedules)), indexing="ij"))
-        flat = grid.reshape(4, -1)
-        chosen = np.array(schedules)[flat[3]]
-        head = np.tile([[data], [tensor], [pipeline], [context], [expert]], flat.shape[1])
-        block = np.vstack([head, flat[:3], chosen.T])
-        whole = (block[8] != 2) | (block[5] % pipeline == 0)
-        kept = (block[8] != 3) | (block[7] == 0)  # recomputed activations cannot have a split backward
-        rows.append(block[:, whole & kept])
-    if not rows:
+        alone = data * context == 1
+        key = (tuple(micros), alone, pipeline)
+        if key not in grids:
+            grids[key] = _grid(graph, fixed, micros, alone, pipeline)
+        heads.append((data, tensor, pipeline, context, expert))
+        tails.append(grids[key])
+    if not heads:
         return Candidates.of([])
-    return Candidates(*np.ascontiguousarray(np.hstack(rows).astype(np.int64)))
+    first = np.repeat(np.array(heads, dtype=np.int64).T, [tail.shape[1] for tail in tails], axis=1)
+    return Candidates(*first, *np.hstack(tails))
+
+
+def _grid(graph: CostGraph, fixed: Fixed, micros: Sequence[int], alone: bool, pipeline: int) -> np.ndarray:
+    """Return rows of micro-batches, states, recomputation, schedules and chunks.
+
+    Args:
+        alone: whether no other rank has the same parameters.
+    """
+    states = _only(fixed.placement, [0] if alone else range(4))
+    recomputes = _only(fixed.recompute, range(3) if graph.kernels == "eager" else [0])
+    schedules = np.array(list(_schedules(graph, pipeline, fixed)), dtype=np.int64).reshape(-1, 2)
+    grid = np.array(np.meshgrid(micros, states, recomputes, np.arange(len(schedules)), indexing="ij"))
+    flat = grid.reshape(4, -1).astype(np.int64)
+    found = np.vstack([flat[:3], schedules[flat[3]].T])
+    whole = (found[3] != 2) | (found[0] % pipeline == 0)
+    kept = (found[3] != 3) | (found[2] == 0)  # recomputed activations cannot have a split backward
+    return found[:, whole & kept]
 
 
 def _only(asked: int | None, every: Collection[int]) -> list[int]:

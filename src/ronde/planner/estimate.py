@@ -1,9 +1,11 @@
-"""Evaluates candidates in closed form, and one of them by simulated events."""
+"""Evaluates candidates in closed form, and some of them by simulated events."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ Floats = NDArray[np.float64]
 
 # Micro-batches for each stage that are simulated; the rest repeats.
 _MICROS = 2
+# Sums of many parts differ by their order: a bound counts where it is above by more than this share.
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,23 +71,23 @@ def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Pi
 
     Each stage has its own number of layers.
     """
-    schedule, forward, backward, chunks, send, busy = _inputs(setting, point)
+    each = stages(setting.cluster, setting.graph, Candidates.one(point), setting.software)
+    schedule, forward, backward, chunks, send, busy = _inputs(setting, point, each, 0)
     return simulate(
         schedule, forward, backward, micros or point.micro_batches, chunks=chunks, send=send, busy=busy
     )
 
 
 def _inputs(
-    setting: Setting, point: Point
+    setting: Setting, point: Point, each: StageSeconds, place: int
 ) -> tuple[Schedule, tuple[float, ...], tuple[float, ...], int, float, float]:
-    """Return the schedule, seconds of all stages, chunks, send, and busy link."""
-    one = Candidates.one(point)
+    """Return the schedule, seconds of all stages, chunks, send, and busy link of the candidate at `place`."""
     factor = setting.cluster.factor
-    each = stages(setting.cluster, setting.graph, one, setting.software)
     forward, backward = (
-        tuple(factor * seconds for seconds in line) for line in _every_stage(setting.graph, point, each)
+        tuple(factor * seconds for seconds in _every_stage(setting.graph, point, line[:, place]))
+        for line in (each.forward, each.backward)
     )
-    send = float(each.send[0]) * factor
+    send = float(each.send[place]) * factor
     near = point.tensor * point.context * point.data < setting.cluster.node_size
     return SCHEDULES[point.schedule], forward, backward, point.chunks, send, 0.0 if near else send
 
@@ -103,36 +107,62 @@ def _pipeline_seconds(
     return ran.seconds
 
 
-def _every_stage(graph: CostGraph, point: Point, each: StageSeconds) -> tuple[list[float], list[float]]:
-    """Return seconds of a micro-batch on every stage.
-
-    They follow from the first, a middle and the last stage.
-    """
+def _every_stage(graph: CostGraph, point: Point, seconds: Floats) -> list[float]:
+    """Return seconds of a micro-batch on every stage, from those of the first, a middle and the last one."""
     p = point.pipeline
     sizes = np.array([p])
     counts = [int(stage_layers(graph.layers, sizes, np.array([stage]))[0]) for stage in range(p)]
-    found: list[list[float]] = []
-    for seconds in (each.forward[:, 0], each.backward[:, 0]):
-        first, middle, last = (float(value) for value in seconds)
-        layer = middle / max(counts[min(1, p - 1)], 1)
-        line = [layer * count for count in counts]
-        line[0], line[-1] = first, last
-        found.append(line)
-    return found[0], found[1]
+    first, middle, last = (float(value) for value in seconds)
+    layer = middle / max(counts[min(1, p - 1)], 1)
+    line = [layer * count for count in counts]
+    line[0], line[-1] = first, last
+    return line
 
 
-def simulated(setting: Setting, point: Point, closed: StepTime, place: int) -> float:
-    """Return the seconds of a step with its pipeline simulated by events.
+def simulated(
+    setting: Setting, candidates: Candidates, closed: StepTime, quickest: int | None = None
+) -> Floats:
+    """Return the seconds of steps with pipelines simulated by events.
 
     Everything else comes from the closed form, `closed`.
+
+    Args:
+        quickest: number of candidates of which the seconds are needed; others may be inf. None for all.
     """
+    each = stages(setting.cluster, setting.graph, candidates, setting.software)
+    asked = len(candidates) if quickest is None else min(quickest, len(candidates))
+    found = np.full(len(candidates), np.inf)
+    for place in np.argsort(closed.total, kind="stable").tolist():
+        limit = float(np.partition(found, asked - 1)[asked - 1])
+        found[place] = _simulated(setting, candidates.point(place), each, closed, place, limit)
+    return found
+
+
+def _simulated(
+    setting: Setting, point: Point, each: StageSeconds, closed: StepTime, place: int, limit: float
+) -> float:
+    """Return the seconds of the candidate at `place`; inf where a lower bound is above `limit`."""
     if point.pipeline == 1 or setting.cluster.crowd > 1:
         return float(closed.total[place])
     group = point.pipeline
     few = min(point.micro_batches, max(_MICROS * group, group + 1))
     if point.schedule == 2:
         few = min(point.micro_batches, -(-few // group) * group)
-    ran = _pipeline_seconds(*_inputs(setting, point), few)
     body = float(closed.compute[place] + closed.exchange[place] + closed.host[place])
     rest = (point.micro_batches - few) * body / point.micro_batches
-    return ran + rest + float(closed.gradients[place] + closed.optimizer[place] + closed.loader[place])
+    once = float(closed.gradients[place] + closed.optimizer[place] + closed.loader[place])
+    inputs = _inputs(setting, point, each, place)
+    _, forward, backward, chunks, *_ = inputs
+    if _least(forward, backward, chunks, few) + rest + once > limit * (1 + _ROUNDING):
+        return np.inf
+    return _pipeline_seconds(*inputs, few) + rest + once
+
+
+def _least(forward: Sequence[float], backward: Sequence[float], chunks: int, micros: int) -> float:
+    """Return a lower bound of a pipeline's seconds.
+
+    A stage begins behind one chunk of a micro-batch on each stage before it, and then has all its own work.
+    """
+    before = itertools.accumulate(forward, initial=0.0)
+    works = zip(before, forward, backward, strict=False)
+    return max(start / chunks + micros * (there + back) for start, there, back in works)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from ronde.planner.modelled import NOT_MODELLED
 from ronde.planner.step import StepTime, flops_share
 from ronde.planner.traffic import traffic_of
 from ronde.planner.training import Budget, TrainingCost, training_cost
-from ronde.planner.walls import walls
+from ronde.planner.walls import Wall, walls
 
 __all__ = ["SIMULATED", "fitting", "front", "search"]
 
@@ -264,16 +264,18 @@ def _ranked(
     behind = np.flatnonzero(~pareto)
     behind = behind[np.argsort(closed.total[behind], kind="stable")]
     chosen = np.concatenate([ahead[:SIMULATED], behind])[: max(SIMULATED, top)]
-    ran = [(simulated(setting, fit.point(place), closed, int(place)), int(place)) for place in chosen]
-    ran.sort()
-    shown = [place for _, place in ran[:top]]
-    if not any(_runs(setting, fit, place, base) for place in shown):
+    ran = simulated(setting, fit.take(chosen), closed.take(chosen), top)
+    shown = sorted(zip(ran.tolist(), chosen.tolist(), strict=True))[:top]
+    if not any(_runs(setting, fit, place, base) for _, place in shown):
         best_here = _quickest_that_runs(setting, fit, closed, base)
         if best_here is not None:
-            ran = [*ran[: top - 1], (simulated(setting, fit.point(best_here), closed, best_here), best_here)]
+            one = np.array([best_here])
+            seconds = simulated(setting, fit.take(one), closed.take(one))
+            shown = [*shown[: top - 1], (float(seconds[0]), best_here)]
+    bounds = walls(setting, fit.take(np.array([place for _, place in shown])), best)
     return [
-        _choice(setting, fit, place, closed, memory, seconds, base, best, bool(pareto[place]))
-        for seconds, place in ran[:top]
+        _choice(setting, fit, place, closed, memory, seconds, base, bound, bool(pareto[place]))
+        for (seconds, place), bound in zip(shown, bounds, strict=True)
     ]
 
 
@@ -295,7 +297,7 @@ def _choice(  # noqa: PLR0913 - all of one row
     memory: MemoryUse,
     seconds: float,
     base: Plan,
-    best: float,
+    bounds: Sequence[Wall],
     pareto: bool,
 ) -> RankedPlan:
     graph, cluster = setting.graph, setting.cluster
@@ -316,7 +318,7 @@ def _choice(  # noqa: PLR0913 - all of one row
         allocated=allocated,
         reserved=allocated * cluster.reserved,
         kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
-        walls=tuple((wall.name, wall.gain) for wall in walls(setting, point, best)),
+        walls=tuple((wall.name, wall.gain) for wall in bounds),
         missing=tuple(problems),
         exact=plan.exact,
         parts={name: float(getattr(closed, name)[place]) for name in names},
@@ -354,7 +356,8 @@ def _inexact(setting: Setting, fit: Candidates, memory: MemoryUse, base: Plan, t
         closed = seconds_of(theirs, some)
         place = int(np.where(legal, closed.total, np.inf).argmin())
         seconds = float(closed.total[place])
-        found.append(_choice(theirs, some, place, closed, held, seconds, plan, seconds, False))
+        bounds = walls(theirs, some.take(np.array([place])), seconds)[0]
+        found.append(_choice(theirs, some, place, closed, held, seconds, plan, bounds, False))
     return sorted(found, key=lambda choice: choice.seconds)[:top]
 
 

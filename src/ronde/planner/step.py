@@ -179,11 +179,14 @@ def step(
     bubble = _bubble(c, slowest, others)
     if cluster.crowd > 1:
         bubble = _filled(cluster, c, body, bubble, m * (slowest + others))
-    gradients, once = _gradients(cluster, graph, c, software, algorithm, traffic)
+    # Micro-batches, recomputation and schedules make no difference to what happens once a step.
+    first, which = kinds_of([c.data, c.tensor, c.pipeline, c.context, c.expert, c.placement])
+    some = c.take(first)
+    gradients, once = (part[which] for part in _gradients(cluster, graph, some, software, algorithm, traffic))
     window = each.backward.max(axis=0)
     hidden = _beside(cluster, window, gradients) - window if software.overlaps else gradients
     exposed = hidden + once + _straggle(cluster, c)
-    optimizer = _optimizer(cluster, graph, c, software)
+    optimizer = _optimizer(cluster, graph, some, software)[which]
     seconds = body + bubble + exposed + optimizer
     seconds = seconds * cluster.factor
     wait = np.zeros_like(seconds)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ronde.planner.candidates import Candidates, Point
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.planner.candidates import Candidates
 from ronde.planner.cluster import Cluster
 from ronde.planner.estimate import Setting, seconds_of
 from ronde.planner.link import Constants, Link
@@ -14,6 +17,8 @@ __all__ = ["WALLS", "Wall", "walls"]
 
 WALLS = ("compute", "memory", "communication", "host", "bubble", "data")
 """The walls by name."""
+
+Floats = NDArray[np.float64]
 
 _FREE = Link(usual=Constants(alpha=0.0, beta=math.inf))
 
@@ -26,30 +31,30 @@ class Wall:
     gain: float
 
 
-def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wall]:
-    """Return all walls, the one of the largest gain first.
+def walls(setting: Setting, candidates: Candidates, best_without_memory: float) -> list[list[Wall]]:
+    """Return all walls of each candidate, the one of the largest gain first.
 
     Args:
         best_without_memory: seconds of the best plan were memory infinite.
     """
-    one = Candidates.one(point)
-    usual = seconds_of(setting, one)
-    total = float(usual.total[0])
+    usual = seconds_of(setting, candidates)
+    total = usual.total
 
-    def seconds(cluster: Cluster) -> float:
-        return float(seconds_of(dataclasses.replace(setting, cluster=cluster), one).total[0])
+    def seconds(cluster: Cluster) -> Floats:
+        return seconds_of(dataclasses.replace(setting, cluster=cluster), candidates).total
 
     cluster = setting.cluster
     without = {
         "compute": seconds(_ideal_kernels(cluster)),
-        "memory": min(total, best_without_memory),
+        "memory": np.minimum(total, best_without_memory),
         "communication": seconds(dataclasses.replace(cluster, node=_FREE, network=_FREE)),
         "host": seconds(cluster.with_devices(lambda device: dataclasses.replace(device, host=0.0))),
-        "bubble": total - float(usual.bubble[0]),
+        "bubble": total - usual.bubble,
         "data": seconds(dataclasses.replace(cluster, loader=None)),
     }
-    found = [Wall(name, max(0.0, 1 - without[name] / total)) for name in WALLS]
-    return sorted(found, key=lambda wall: -wall.gain)
+    gains = {name: np.maximum(0.0, 1 - without[name] / total).tolist() for name in WALLS}
+    every = ([Wall(name, gains[name][place]) for name in WALLS] for place in range(len(candidates)))
+    return [sorted(found, key=lambda wall: -wall.gain) for found in every]
 
 
 def _ideal_kernels(cluster: Cluster) -> Cluster:
