@@ -162,7 +162,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
 
 
 def _preset_mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield mistakes of the keys that build on a preset; none where the file names no preset."""
+    """Yield mistakes of the keys that build on a preset."""
     if "preset" not in fields:
         return
     name = fields["preset"]
@@ -178,7 +178,7 @@ def _preset_mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _over_preset(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a file over those of the preset that it names."""
+    """Return the fields of a file over the fields of its preset."""
     own = {key: value for key, value in fields.items() if key not in ("preset", "nodes")}
     if "preset" not in fields:
         return dict(fields)

@@ -81,7 +81,7 @@ def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Pi
 def _inputs(
     setting: Setting, point: Point, each: StageSeconds, place: int
 ) -> tuple[Schedule, tuple[float, ...], tuple[float, ...], int, float, float]:
-    """Return the schedule, seconds of all stages, chunks, send, and busy link of the candidate at `place`."""
+    """Return one candidate's arguments of `_pipeline_seconds`, but for micro-batches."""
     factor = setting.cluster.factor
     forward, backward = (
         tuple(factor * seconds for seconds in _every_stage(setting.graph, point, line[:, place]))
@@ -108,7 +108,11 @@ def _pipeline_seconds(
 
 
 def _every_stage(graph: CostGraph, point: Point, seconds: Floats) -> list[float]:
-    """Return seconds of a micro-batch on every stage, from those of the first, a middle and the last one."""
+    """Return seconds of a micro-batch on every stage.
+
+    Args:
+        seconds: seconds of the first, a middle and the last stage.
+    """
     p = point.pipeline
     sizes = np.array([p])
     counts = [int(stage_layers(graph.layers, sizes, np.array([stage]))[0]) for stage in range(p)]
@@ -141,7 +145,10 @@ def simulated(
 def _simulated(
     setting: Setting, point: Point, each: StageSeconds, closed: StepTime, place: int, limit: float
 ) -> float:
-    """Return the seconds of the candidate at `place`; inf where a lower bound is above `limit`."""
+    """Return the seconds of the candidate at `place`.
+
+    They are inf where a lower bound is above `limit`.
+    """
     if point.pipeline == 1 or setting.cluster.crowd > 1:
         return float(closed.total[place])
     group = point.pipeline

@@ -161,7 +161,10 @@ def _line(error: Exception, script: str) -> str:
 
 @contextlib.contextmanager
 def _silent(written: io.StringIO) -> Iterator[None]:
-    """Discard the script's output, which would mix with the answer; its errors go to `written`."""
+    """Discard the script's output, which would mix with the answer.
+
+    What it says of errors goes to `written`.
+    """
     with (
         open(os.devnull, "w") as nothing,
         contextlib.redirect_stdout(nothing),
