@@ -98,7 +98,7 @@ def kinds_of(keys: Iterable[NDArray[np.int64] | NDArray[np.bool_]]) -> tuple[Int
 
 
 def _numbered(values: Ints, size: int) -> tuple[Ints, int]:
-    """Return the rank of each value among those that there are, and how many these are.
+    """Return the rank of each value among all different ones, and their number.
 
     Args:
         size: a number above all values. A table of so many is quicker than a sort where it is small.
