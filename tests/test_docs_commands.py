@@ -15,18 +15,20 @@ from ronde.cli import main
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(path for path in ROOT.glob("docs/**/*.md") if "_build" not in path.parts)]
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block that begins with a comment of its file's name.
+FILE = re.compile(r"^```(?:python|toml)\n(# (\w+\.\w+)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 # Commands that start nothing, so that a test may run them.
 QUICK = ("plan", "--version")
 
 
-def commands() -> Iterator[tuple[str, str, str]]:
+def commands() -> Iterator[tuple[Path, str, str]]:
     """(page, command, what is shown below it) for every command that begins with `ronde`."""
     for page in PAGES:
         for block in CONSOLE.findall(page.read_text()):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, _, shown = part.partition("\n")
                 if command.startswith("ronde "):
-                    yield page.name, command.partition("  #")[0].strip(), shown.strip()
+                    yield page, command.partition("  #")[0].strip(), shown.strip()
 
 
 ALL = sorted(set(commands()))
@@ -41,12 +43,22 @@ def test_the_command_is_understood(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"),
-    [(command, shown) for _, command, shown in ALL if shown and command.split()[1] in QUICK],
+    ("page", "command", "shown"),
+    [each for each in ALL if each[2] and each[1].split()[1] in QUICK],
+    ids=lambda given: given.name if isinstance(given, Path) else None,
 )
 def test_a_quick_command_prints_what_is_shown(
-    command: str, shown: str, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    command: str,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The page's own files lie in the folder in which it runs."""
+    for text, name in FILE.findall(page.read_text()):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main(shlex.split(command)[1:])
     captured = capsys.readouterr()

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from ronde.errors import UsageError
+from ronde.plan import expand
+from ronde.planner.cluster_file import read_cluster
+from ronde.planner.search import search
 from ronde.planner.traced import graph_of, traced
 from ronde.runtime.costs.processor import on_processor
 from ronde.runtime.costs.trace import trace_script
@@ -147,6 +150,48 @@ def test_what_the_script_compiles_is_counted_as_it_starts(tmp_path: Path, line: 
     script.write_text(text)
     compiled, plain = (trace_script(each, []) for each in (str(script), written(tmp_path)))
     assert compiled == {**plain, "kernels": kernels}
+
+
+RETURNS = SMALL.replace("output = model(x)", "output, loss = model(x, y)").replace(
+    "loss = nn.functional.cross_entropy(output, y)", ""
+)
+WITH_LOSS = """
+class WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        output = self.model(x)
+        return output, nn.functional.cross_entropy(output, y)
+
+model = WithLoss(model)
+"""
+BY_STEP = """
+import ronde
+step = ronde.Step(model, optimizer, nn.functional.cross_entropy)
+for _ in range(2):
+    step(data[:16], target=torch.randint(4, (16,)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"),
+    [
+        (SMALL.replace("LAST", "pass"), True),
+        (RETURNS.replace('model.to("cpu")', WITH_LOSS).replace("LAST", "pass"), False),
+        (SMALL.partition("for x, y")[0] + BY_STEP, False),
+    ],
+)
+def test_schedules_are_those_that_a_run_of_the_script_has(tmp_path: Path, text: str, apart: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    graph = graph_of(trace_script(str(script), []), str(script))
+    answer = search(graph, read_cluster("dgx-a100").resized(2), expand(), top=200)
+    plans = [expand(choice.plan) for choice in answer.choices]
+    schedules = {plan.compute.schedule for plan in plans if plan.mesh.pipeline > 1}
+    assert schedules == {"gpipe"} if apart else schedules > {"gpipe", "1f1b"}
+    assert any("[R823]" in note for note in answer.notes) == apart
 
 
 MIXED = """
@@ -296,6 +341,7 @@ def test_blocks_without_a_model_of_blocks() -> None:
     }
     amounts = {"first": part, "last": part, "blocks": [], "rows": 4, "tokens": 1, "heads": 0, "slots": 1}
     graph = graph_of(
-        {**amounts, "itemsize": 4, "experts": 1, "kernels": "eager", "tables": []}, os.fspath("x.py")
+        {**amounts, "itemsize": 4, "experts": 1, "kernels": "eager", "tables": [], "loss_apart": True},
+        os.fspath("x.py"),
     )
     assert (graph.layers, graph.parameters) == (0, 20.0)

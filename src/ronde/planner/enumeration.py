@@ -14,6 +14,8 @@ from ronde.planner.graph import CostGraph
 
 __all__ = ["Fixed", "enumerate_candidates", "fixed_by"]
 
+_GPIPE = SCHEDULES.index("gpipe")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
@@ -145,7 +147,9 @@ def _schedules(graph: CostGraph, pipeline: int, fixed: Fixed) -> Iterator[tuple[
     if pipeline == 1:
         yield 1, 1
         return
-    for schedule in _only(fixed.schedule, range(len(SCHEDULES))):
+    # Backward begins with the loss, which the script has when all micro-batches have come through.
+    possible = [_GPIPE] if graph.loss_apart else range(len(SCHEDULES))
+    for schedule in _only(fixed.schedule, possible):
         if schedule != 2:
             yield schedule, 1
         elif graph.layers >= CHUNKS * pipeline:

@@ -134,6 +134,7 @@ class CostGraph:
         itemsize: bytes of a parameter in the script's own dtype.
         experts: experts of a block; 1 without.
         kernels: the way in which its operations start; not `eager` where the script compiles it.
+        loss_apart: whether the script computes its loss behind the model: pipelines run GPipe's order.
         source: the origin of the graph.
     """
 
@@ -150,6 +151,7 @@ class CostGraph:
     itemsize: int = 4
     experts: int = 1
     kernels: Kernels = "eager"
+    loss_apart: bool = False
     source: str = ""
 
     @property

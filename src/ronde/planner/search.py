@@ -445,6 +445,11 @@ def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]
             f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample "
             f"more; the nearest that does is {nearest} [R818]"
         )
+    if graph.loss_apart and devices > 1 and graph.layers > 1:
+        yield (
+            f"{graph.name} computes its loss behind the model, so pipelines run schedule=gpipe; have the "
+            "model return its loss, or train by ronde.Step, for other schedules [R823]"
+        )
     for key in keys:
         if key in NOT_MODELLED:
             yield f"{base.item(key)} has no cost in the model: {NOT_MODELLED[key]} [R819]"

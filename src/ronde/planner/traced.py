@@ -76,6 +76,7 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
         heads=heads,
         slots=amounts["slots"],
         experts=amounts["experts"],
+        loss_apart=amounts["loss_apart"],
         kernels=amounts["kernels"],
         itemsize=itemsize,
         source=f"traced from {name}",

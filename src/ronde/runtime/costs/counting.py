@@ -40,6 +40,7 @@ class Counter(TorchDispatchMode):
         first, last, blocks: parts before repeated blocks, after them, and these.
         heads, tokens, rows: of attention, of a sample, of a batch; 0 where none were seen.
         experts: the number of experts of the largest mixture; 1 without.
+        gives_loss: whether the model returned its loss.
         tables: rows and widths of look-up tables that tensor parallelism divides, and heads of their shape.
     """
 
@@ -50,6 +51,7 @@ class Counter(TorchDispatchMode):
         self.blocks: list[ForwardAmounts] = []
         self.heads = self.tokens = self.rows = 0
         self.experts = 1
+        self.gives_loss = False
         self.tables: set[tuple[int, int]] = set()
         self.model: nn.Module | None = None
         self._places: dict[nn.Module, ForwardAmounts] = {}
@@ -213,6 +215,7 @@ class Counter(TorchDispatchMode):
         self._inside -= 1
         tensors = [each for each in pytree.tree_leaves(output) if isinstance(each, Tensor)]
         if module is self.model:
+            self.gives_loss |= any(each.dim() == 0 and each.requires_grad for each in tensors)
             # The output may be a custom object or a loss, so the rows are first looked for in the batch.
             self.rows += self._rows or next((int(each.shape[0]) for each in tensors[:1] if each.dim()), 0)
         if module in self._places and tensors:

@@ -16,12 +16,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ronde.patching.patches import Patches
 from ronde.runtime.costs.amounts import ForwardAmounts
 from ronde.runtime.costs.compiler import Compiler
 from ronde.runtime.costs.counting import Counter
 from ronde.runtime.costs.fakes import faked
 from ronde.runtime.costs.processor import on_processor
 from ronde.runtime.script import as_a_guest, execute
+from ronde.runtime.step import Step
 
 __all__ = ["trace_script"]
 
@@ -39,7 +41,8 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
         real: whether to use real tensors, and so their memory and time; needed by a script that reads values.
 
     Returns:
-        amounts of `first`, `last` and of all `blocks`, `rows`, `tokens`, `heads`, `slots`, `itemsize`; or
+        amounts of `first`, `last` and of all `blocks`, `rows`, `tokens`, `heads`, `slots`, `itemsize`,
+        `loss_apart`; or
         `problem`, a sentence, with `line`, where it arose in the script, "" without a problem.
     """
     counter = Counter(real=real)
@@ -54,6 +57,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
             contextlib.nullcontext() if real else on_processor(),
             contextlib.nullcontext() if real else faked(),
             compiler.noted(),
+            steps.noted(),
             counter,
             counter.watching(),
         ):
@@ -84,6 +88,21 @@ class _Steps:
         self.done = 0
         self.slots = 0.0
         self.itemsize = 4
+        self.are_rondes = False
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note inside the block whether the script trains by `ronde.Step`."""
+
+        def of_session(_: Step) -> None:
+            self.are_rondes = True
+
+        patches = Patches()
+        patches.set(Step, "_of_session", of_session)
+        try:
+            yield
+        finally:
+            patches.restore()
 
     def before(self, *_: Any) -> None:
         self._counter.counting = False
@@ -116,6 +135,7 @@ def _amounts(counter: Counter, steps: _Steps) -> dict[str, Any]:
         "heads": counter.heads,
         "slots": round(steps.slots),
         "experts": counter.experts,
+        "loss_apart": not (counter.gives_loss or steps.are_rondes),
         "tables": sorted(counter.tables),
         "itemsize": steps.itemsize,
     }
