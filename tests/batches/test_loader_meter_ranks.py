@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from alone import alone
+from ronde.batches import loader_meter
 from ronde.batches.loader_meter import LoaderMeter
 from ronde.patching.patches import Patches
 from ronde.testing.run_ranks import Rank
@@ -58,6 +60,14 @@ def test_loading_and_use_are_told_apart(dataset: Dataset[Any], workers: int) -> 
     assert 0 <= times.loading_processor < times.loading
     if not workers:
         assert times.waited == times.loading
+
+
+def test_time_without_a_core_is_counted_from_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = time.perf_counter_ns()
+    queue = itertools.chain([5_000_000], itertools.repeat(15_000_000))
+    monkeypatch.setattr(loader_meter, "queued_ns", lambda: next(queue))
+    (times,) = _measured(DataLoader(_Remote(), 4))
+    assert 0.01 / ((time.perf_counter_ns() - begun) / 1e9) < times.queued < 0.01 / (6 * 0.008)
 
 
 def test_loaders_of_each_epoch_are_one_and_those_without_gradients_another() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.cluster.cores import available_cores
+from ronde.cluster.cores import available_cores, queued_ns
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
@@ -56,3 +56,10 @@ def test_quota(tmp_path: Path, files: dict[str, str], cores: int) -> None:
 
 def test_of_this_host() -> None:
     assert 1 <= available_cores() <= 16
+
+
+def test_time_in_queues_is_read_where_the_kernel_tells_it(tmp_path: Path) -> None:
+    assert queued_ns(tmp_path) == 0
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/schedstat").write_text("1523529393 19461277 103\n")
+    assert queued_ns(tmp_path) == 19461277

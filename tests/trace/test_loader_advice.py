@@ -59,8 +59,8 @@ def test_batches_quicker_than_a_worker_hands_over_are_left() -> None:
 
 
 def test_where_other_programs_have_the_cores_nothing_is_said() -> None:
-    assert said(dataclasses.replace(REMOTE, halted=0.006)) == ""
-    assert said(dataclasses.replace(REMOTE, halted=0.002))
+    assert said(dataclasses.replace(REMOTE, queued=0.2)) == ""
+    assert said(dataclasses.replace(REMOTE, queued=0.05))
 
 
 def test_little_is_not_worth_a_note() -> None:

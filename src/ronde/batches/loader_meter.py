@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from ronde.cluster.cores import available_cores
+from ronde.cluster.cores import available_cores, queued_ns
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import NEXT_BATCH
 from ronde.patching.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
@@ -80,10 +80,10 @@ class LoaderMeter:
                 data = plain(iterator)
                 now, ran_now = perf_counter_ns(), process_time_ns()
                 spent = now - asked - (meter._waited() - waited)
-                counts.arrived(iterator._ronde_left, (asked, ran, waited), spent, ran_now - ran)
+                counts.arrived(iterator._ronde_left, (asked, ran), spent, ran_now - ran)
                 if meter._copy is not None and iterator._ronde_left is None and not iterator._pin_memory:
                     counts.size = _bytes_of(data)
-                iterator._ronde_left = (now, ran_now, meter._waited())
+                iterator._ronde_left = (now, ran_now)
                 return data
 
             return next_batch
@@ -160,22 +160,23 @@ class _Counts:
         self.dataset, self.workers, self.persistent = dataset, workers, persistent
         self.shares: collections.Counter[int] = collections.Counter()
         self.epochs = self.batches = self.size = 0
-        self._used = self._waited = self._first = self._used_ran = self._waited_ran = self._halted = 0
+        self._used = self._waited = self._first = self._used_ran = self._waited_ran = 0
+        self._begun, self._queued = perf_counter_ns(), queued_ns()
         # Of workers: each writes its own numbers only.
         self._loads: Any = multiprocessing.RawArray("q", _SLOT * workers) if workers else None
 
     def arrived(
         self,
-        left: tuple[int, int, int] | None,
-        asked: tuple[int, int, int],
+        left: tuple[int, int] | None,
+        asked: tuple[int, int],
         waited: int,
         waited_ran: int,
     ) -> None:
         """Count a batch.
 
         Args:
-            left: the clock, the processor's clock and the time waited for others when the batch before was
-                delivered; None for the first.
+            left: the clock and the processor's clock when the batch before was delivered; None for the
+                first.
             asked: the same when this one was asked for.
             waited: nanoseconds until it was there.
             waited_ran: processor time of this process meanwhile.
@@ -185,10 +186,9 @@ class _Counts:
             self._first += waited
             return
         self.batches += 1
-        used, ran, others = (after - before for before, after in zip(left, asked, strict=True))
+        used, ran = (after - before for before, after in zip(left, asked, strict=True))
         self._used += used
         self._used_ran += ran
-        self._halted += max(0, used - ran - others)
         self._waited += waited
         self._waited_ran += waited_ran
 
@@ -213,7 +213,7 @@ class _Counts:
             loading=loading if self.workers else waited,
             loading_processor=processor if self.workers else ran_in_wait,
             script_processor=ran + ran_in_wait if self.workers else ran,
-            halted=self._mean(self._halted),
+            queued=(queued_ns() - self._queued) / (perf_counter_ns() - self._begun),
             size=self.size,
         )
 

@@ -1,4 +1,4 @@
-"""Counts the processor cores that this process may use."""
+"""Processor cores that this process may use, and its time in their queues."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_cores"]
+__all__ = ["available_cores", "queued_ns"]
 
 
 def available_cores(root: Path = Path("/")) -> int:
@@ -19,6 +19,12 @@ def available_cores(root: Path = Path("/")) -> int:
     for quota in _quotas(root):
         cores = min(cores, int(quota))
     return max(1, cores)
+
+
+def queued_ns(root: Path = Path("/")) -> int:
+    """Return nanoseconds in which the main thread was ready to run and had no core; 0 where unknown."""
+    fields = _read(root / "proc/self/schedstat").split()
+    return int(fields[1]) if len(fields) == 3 else 0
 
 
 def _quotas(root: Path) -> Iterator[float]:

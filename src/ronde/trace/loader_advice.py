@@ -18,8 +18,8 @@ _FEWEST = 20
 _SHARE, _SECONDS = 0.1, 1.0
 # Seconds that a worker's batch costs the script, and seconds in which a worker starts.
 _HANDED_OVER, _STARTED = 0.001, 0.05
-# Share of use in which other programs have the cores, and would have those of workers.
-_BUSY = 0.3
+# Share of the time in which a rank waits for a core: workers would wait too.
+_BUSY = 0.1
 # Spare workers, since batches take unequal time; and the most that are advised.
 _SPARE, _MOST = 1.1, 64
 
@@ -40,8 +40,7 @@ class LoaderTimes:
         loading: time in which one process loads a batch of this rank.
         loading_processor: processor time of that.
         script_processor: processor time of this rank for each batch, without loading.
-        halted: time of `used` in which the rank neither ran nor waited for others: other programs had its
-            core, or it slept.
+        queued: share of the time in which the rank was ready to run, and other programs had its core.
         size: bytes of this rank's part of a batch, if it is not pinned and there is a device; else 0.
         copied, copied_pinned: time in which so much is copied to the device, from pageable and from pinned
             memory; 0 if not measured.
@@ -58,7 +57,7 @@ class LoaderTimes:
     loading: float
     loading_processor: float
     script_processor: float
-    halted: float = 0.0
+    queued: float = 0.0
     size: int = 0
     copied: float = 0.0
     copied_pinned: float = 0.0
@@ -92,7 +91,7 @@ def is_much(saved: float, seconds: float) -> bool:
 
 def _more_workers(times: LoaderTimes, cores: float) -> tuple[float, str]:
     """Return the seconds that more workers would save, and how to have them."""
-    if times.batches < _FEWEST or times.halted > _BUSY * times.used:
+    if times.batches < _FEWEST or times.queued > _BUSY:
         return 0.0, ""
     handed = 0.0 if times.workers else _HANDED_OVER
     by_cores = (times.script_processor + times.loading_processor + handed) / cores

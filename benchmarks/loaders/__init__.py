@@ -1,0 +1,1 @@
+"""Ways to load images, in plain Python and on two ranks."""
