@@ -1,8 +1,8 @@
-"""Trains a small network on JPEG files from one of several loaders, and prints samples per second.
+"""Trains a small network on JPEG files, and prints samples per second.
 
     train_images.py LOADER FOLDER
 
-FOLDER has `images/LABEL/NUMBER.jpg` and the same files in `train-*.tar`.
+LOADER is a name in `LOADERS`. FOLDER has `images/LABEL/NUMBER.jpg` and the same files in `train-*.tar`.
 """
 
 import io

@@ -22,7 +22,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def queued_ns(root: Path = Path("/")) -> int:
-    """Return nanoseconds in which the main thread was ready to run and had no core; 0 where unknown."""
+    """Return nanoseconds that the main thread waited for a core, 0 where unknown."""
     fields = _read(root / "proc/self/schedstat").split()
     return int(fields[1]) if len(fields) == 3 else 0
 
