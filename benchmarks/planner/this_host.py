@@ -76,7 +76,10 @@ def main() -> int:
         settings={"steps": str(asked.steps)},
         quantities={**quantities, "measured MiB": Quantity(), "ratio MiB": Quantity()},
         results=tuple(rows),
-        notes=("bytes: parameters, gradients, optimizer state and activations of the rank with most",),
+        notes=(
+            "bytes: parameters, gradients, optimizer state and activations of the rank with most, after the "
+            "second step",
+        ),
     )
     show(report, asked)
     return int(any(row.labels["kept"] != "yes" for row in rows))
@@ -87,7 +90,7 @@ def judged(plan: str, cluster: Cluster, graph: CostGraph, steps: int) -> Result:
     summaries = _run(plan, cluster.devices, graph.experts > 1, steps)
     measured = max(_seconds(each, cluster.crowd) for each in summaries)
     kinds = ("parameters", "gradients", "optimizer", "activations")
-    held = max(sum(each.memory.peaks.get(kind, 0) for kind in kinds) for each in summaries if each.memory)
+    held = max(sum(each.memory.settled.get(kind, 0) for kind in kinds) for each in summaries if each.memory)
     one = Candidates.one(point_of(plan, cluster.devices))
     setting = setting_of(cluster, graph, expand(plan))
     seconds = float(seconds_of(setting, one).total[0])

@@ -231,6 +231,66 @@ def test_experts_and_what_they_are_handed(tmp_path: Path) -> None:
     assert graph.block.routed == 2 * 16
 
 
+ATTENDS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.FIRST, self.SECOND = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        parts = self.FIRST(self.norm(x)).split(width, dim=2)
+        q, k, v = (each.view(rows, length, 4, 4).transpose(1, 2) for each in parts)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.SECOND(torch.relu(y.transpose(1, 2).reshape(rows, length, width)))
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.h = nn.Embedding(32, 16), nn.ModuleList([Block(), Block()])
+        self.lm_head = nn.Linear(16, 32, bias=False)
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(x)
+
+model = Decoder()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    ids = torch.randint(32, (4, 8))
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("names", "cut"), [(("qkv", "out"), True), (("mixes", "joins"), False)])
+def test_what_tensor_parallelism_divides_is_what_a_run_divides(
+    tmp_path: Path, names: tuple[str, str], cut: bool
+) -> None:
+    script = tmp_path / "attends.py"
+    script.write_text(ATTENDS.replace("FIRST", names[0]).replace("SECOND", names[1]))
+    graph = graph_of(trace_script(str(script), []), str(script))
+    block, last = graph.block, graph.last
+    assert [each.cut for each in block.matmuls] == (["columns", "rows"] if cut else ["whole", "whole"])
+    assert block.parameters_cut == (16 * 48 + 48 + 16 * 16) * cut
+    assert block.parameters_whole + block.parameters_cut == 16 * 48 + 48 + 16 * 16 + 16 + 2 * 16
+    assert block.exchanges == cut
+    assert block.attention is not None
+    assert block.attention.divided == cut
+    # Queries, keys and values, the output of attention and that of the activation function; the logsumexp.
+    between = 8 * (48 + 16 + 16) + 8 * 4
+    assert block.saved_cut == pytest.approx(between * cut, rel=0.1)
+    assert block.saved_cut + block.saved_whole == pytest.approx(between + 8 * (16 + 16 + 2), rel=0.1)
+    # The log-softmax of logits by classes.
+    assert (last.saved_cut, last.matmuls[0].cut) == (pytest.approx(8 * 32, rel=0.01), "columns")
+    assert (graph.first.parameters_cut, graph.first.exchanges) == (32 * 16, 1)
+
+
 @pytest.mark.parametrize("device", ['"cuda" if torch.cuda.is_available() else "cpu"', '"cuda"'])
 def test_a_script_for_a_device_that_is_there_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
@@ -330,10 +390,12 @@ def test_a_script_that_ends_itself_is_said(tmp_path: Path, end: str, said: str) 
 def test_blocks_without_a_model_of_blocks() -> None:
     part = {
         **dict.fromkeys(
-            ("attention_flops", "moved", "saved", "masks", "saved_bytes", "results", "cut", "routed"), 0.0
+            ("attention_flops", "moved", "saved", "masks", "saved_bytes", "results", "routed"), 0.0
         ),
+        **dict.fromkeys(("moved_cut", "saved_cut", "masks_cut", "parameters_cut", "keys"), 0.0),
         **dict.fromkeys(("head_size", "kernels", "calls"), 0),
         "products": [],
+        "attention_divided": False,
         "parameters": 10.0,
         "parameters_routed": 0.0,
         "tables": 0.0,
@@ -341,7 +403,7 @@ def test_blocks_without_a_model_of_blocks() -> None:
     }
     amounts = {"first": part, "last": part, "blocks": [], "rows": 4, "tokens": 1, "heads": 0, "slots": 1}
     graph = graph_of(
-        {**amounts, "itemsize": 4, "experts": 1, "kernels": "eager", "tables": [], "loss_apart": True},
+        {**amounts, "itemsize": 4, "experts": 1, "kernels": "eager", "loss_apart": True},
         os.fspath("x.py"),
     )
     assert (graph.layers, graph.parameters) == (0, 20.0)

@@ -86,6 +86,15 @@ def test_grouped_queries_are_cut_where_the_heads_of_keys_divide_too():
     assert not any(cuts(Llama(4, 1)).values())
 
 
+@pytest.mark.parametrize(("first", "second"), [("qkv", "out"), ("Wqkv", "wo"), ("query_key_value", "o_proj")])
+def test_any_name_of_queries_comes_with_any_name_of_outputs(first: str, second: str) -> None:
+    model = nn.Module()
+    model.add_module(first, nn.Linear(8, 24))
+    model.add_module(second, nn.Linear(8, 8))
+    wanted = {f"{first}.weight": "0/3", f"{first}.bias": "0/3", f"{second}.weight": "1", f"{second}.bias": ""}
+    assert cuts(model) == wanted
+
+
 def test_a_tied_embedding_is_cut_once_by_rows():
     model = nn.Module()
     model.wte, model.lm_head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)

@@ -103,6 +103,19 @@ def test_each_kind_has_its_peak() -> None:
     assert memory.state == 4 * trained + 4 * 4 * KIB + 8 + 8
 
 
+def test_the_model_as_it_was_built_is_not_in_settled_peaks() -> None:
+    """Afterwards a rank may have a part of it."""
+    meter = MemoryMeter(on_cuda=False, hears_calls=True)
+    model = nn.Linear(KIB, KIB, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, meter, 1, optimizer)
+    model.weight.data = model.weight.data[: KIB // 2].clone()
+    model.weight.grad = None
+    train(model, meter, 4, optimizer)
+    memory = meter.memory()
+    assert (memory.peaks["parameters"], memory.settled["parameters"]) == (4 * KIB * KIB, 2 * KIB * KIB)
+
+
 def test_gradients_that_are_freed_meanwhile_are_no_activations() -> None:
     """`zero_grad` between forward and backward, as scripts have it, frees as much as the model has."""
     if allocated(on_cuda=False) is None:

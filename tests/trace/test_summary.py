@@ -95,8 +95,13 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_summary(path) is None
     path.write_text(MAIN.to_json())
     assert read_summary(path) == MAIN
-    peaks = {"parameters": 3, "activations": 4}
-    memory = Memory(peaks=peaks, total=9, where="device", on_host={"parameters": 2})  # pyright: ignore[reportArgumentType]
+    memory = Memory(
+        peaks={"parameters": 3, "activations": 4},
+        total=9,
+        where="device",
+        on_host={"parameters": 2},
+        settled={"parameters": 1},
+    )
     measured = dataclasses.replace(MAIN, memory=memory)
     path.write_text(measured.to_json())
     assert read_summary(path) == measured

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-__all__ = ["KERNELS", "Attention", "CostGraph", "Kernels", "Matmul", "ModelBlock"]
+__all__ = ["KERNELS", "Attention", "CostGraph", "Cut", "Kernels", "Matmul", "ModelBlock"]
 
 Cut = Literal["columns", "rows", "whole"]
 Kernels = Literal["eager", "fused", "captured"]
@@ -40,8 +40,6 @@ class Matmul:
 class Attention:
     """The part of a block between queries and values, divided by heads.
 
-    Tensor parallelism divides it.
-
     Attributes:
         flops: FLOPs of forward, for each sample.
         values: numbers read and written for each sample where it is not fused: scores, softmax, dropout.
@@ -51,6 +49,7 @@ class Attention:
         scores: numbers that one product writes and the next reads, for each sample; 0 where it is fused.
         keys: numbers of keys and values, for each sample.
         heads: number of heads; 0 where it is not known.
+        divided: whether tensor parallelism divides it.
     """
 
     flops: float
@@ -62,6 +61,7 @@ class Attention:
     scores: float = 0.0
     keys: float = 0.0
     heads: int = 0
+    divided: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +85,7 @@ class ModelBlock:
         exchanges: all-reduces of `output` that tensor parallelism needs in forward.
         results: numbers in `saved_cut` and `saved_whole` that are results of products: `recompute=selective`
             keeps these.
+        repeated: whether it is one of the blocks that `recompute` computes again.
         table: whether its parameters are rows of which a step reads some.
     """
 
@@ -105,6 +106,7 @@ class ModelBlock:
     output: float = 0.0
     exchanges: int = 0
     results: float = 0.0
+    repeated: bool = False
     table: bool = False
 
     @property

@@ -123,7 +123,9 @@ def _product(device: Device, software: Software, matmul: Matmul, shares: RankSha
 def _attention(
     device: Device, software: Software, attention: Attention, shares: RankShare
 ) -> tuple[Floats, Floats]:
-    part = shares.samples / (shares.tensor * shares.context)
+    part = shares.samples / shares.context
+    if attention.divided:
+        part = part / shares.tensor
     peak = peak_of(device, software.precision)
     if attention.fused:
         seconds = attention.flops * part / (device.attention_efficiency * peak) + device.launch

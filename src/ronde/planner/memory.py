@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.planner.attended import gathered_again, gathered_bytes
 from ronde.planner.candidates import Candidates
 from ronde.planner.graph import CostGraph, ModelBlock
 from ronde.planner.software import Software
@@ -129,9 +130,14 @@ def _saved(block: ModelBlock, candidates: Candidates, software: Software, sample
     values = block.saved_cut / t + block.saved_whole / whole
     masks = block.masks_cut / t + block.masks_whole / whole
     if block.attention is not None:
-        values = values + block.attention.saved / t
-        masks = masks + block.attention.masks / t
-    return (values * software.itemsize + masks) * samples / candidates.context
+        heads = t if block.attention.divided else 1
+        values = values + block.attention.saved / heads
+        masks = masks + block.attention.masks / heads
+    kept = (values * software.itemsize + masks) * samples / candidates.context
+    if block.attention is None:
+        return kept
+    gathered = gathered_bytes(block.attention, candidates, software, samples)
+    return kept + np.where(gathered_again(block.attention, software, samples), 0.0, gathered)
 
 
 def _selective(block: ModelBlock, candidates: Candidates, software: Software, samples: Floats) -> Floats:

@@ -35,7 +35,7 @@ PRICED: Mapping[str, str] = {
 """Keys with a cost, and the priced effects."""
 
 NOT_MODELLED: Mapping[str, str] = {
-    "tensor-cuts": "half of each large matrix is assumed to be cut by columns, half by rows",
+    "tensor-cuts": "the matrices are assumed to be cut that are cut without it",
     "density": "a thousandth is assumed",
     "threshold": "how many elements are above it depends on the gradients; two bits travel for each",
     "low-rank": "two columns are assumed",

@@ -6,6 +6,7 @@ import dataclasses
 
 from ronde.plan import Plan
 from ronde.plan.compute import Precision
+from ronde.plan.mesh import ContextAttention
 from ronde.planner.cluster import Cluster
 from ronde.planner.graph import CostGraph, Kernels
 
@@ -38,7 +39,10 @@ class Software:
             last product and its all-reduce (torch's `use_reentrant=False`, which ronde takes).
         waits: whether the host waits for the device after each exchange between stages, and starts the loop's
             operations while the device has nothing to do (Megatron-LM's `p2p_communication`).
-        ring: whether keys and values go around a ring beside attention, in place of one gather before it.
+        context_attention: the plan's `context-attention`: one gather of keys and values before attention, or
+            a ring beside it.
+        gathers_keys_again: whether many gathered keys and values are given back after forward, and gathered
+            for backward (ronde on CPUs).
         gathers_again: share of tensor parallelism's values, divided by tokens, that backward gathers once
             more and waits for; 0 where it does so beside a product.
         update_moves: bytes that an update reads and writes for each parameter; 0 for those of its state, its
@@ -67,7 +71,8 @@ class Software:
     stops_early: bool = False
     waits: bool = False
     update_moves: float = 0.0
-    ring: bool = False
+    context_attention: ContextAttention = "gather"
+    gathers_keys_again: bool = False
     gathers_again: float = 0.0
     fused_heads: int = 1
 
@@ -80,7 +85,8 @@ def ronde_software(
     *,
     kernels: Kernels = "eager",
     sequence_parallel: bool = False,
-    ring: bool = False,
+    context_attention: ContextAttention = "gather",
+    gathers_keys_again: bool = False,
 ) -> Software:
     """Return ronde's own: parameters in the script's dtype, products under autocast.
 
@@ -102,7 +108,8 @@ def ronde_software(
         stops_early=True,
         kernels=kernels,
         sequence_parallel=sequence_parallel,
-        ring=ring,
+        context_attention=context_attention,
+        gathers_keys_again=gathers_keys_again,
         gathers_again=float(sequence_parallel),
     )
 
@@ -116,7 +123,8 @@ def software_of(plan: Plan, graph: CostGraph, cluster: Cluster) -> Software:
         graph.itemsize,
         float(plan.bucket_bytes),
         kernels="fused" if compute.compile and graph.kernels == "eager" else graph.kernels,
-        ring=plan.mesh.context_attention == "ring",
+        context_attention=plan.mesh.context_attention,
+        gathers_keys_again=cluster.backend == "gloo",
         # Values of a mebibyte and more are divided by default where NCCL sums them; a layer's are.
         sequence_parallel=tokens == "on" or (tokens == "auto" and cluster.backend == "nccl"),
     )

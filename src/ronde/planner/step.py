@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.planner.attended import gathered_again, gathered_bytes, goes_round
 from ronde.planner.candidates import Candidates, kinds_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.collective import collective_seconds, send_seconds
@@ -248,7 +249,7 @@ def _host_seconds(
     """Return the host's seconds to start a block's operations for one micro-batch."""
     forward = operations(block, software, shares) + block.exchanges * (c.tensor > 1)
     repeated = _pieces_again(c, software)
-    if block.exchanges and not block.table:
+    if block.repeated:
         light = operations(_recomputed(block, software), software, shares)
         repeated = repeated + np.select(
             [c.recompute == 1, c.recompute == 2], [light / np.maximum(forward, 1), np.ones(len(c))], 0.0
@@ -281,6 +282,7 @@ def _block(
         cluster, backward + again, (1 + copies * (1 + pieces)) * gather + (2 + (c.recompute == 2)) * ring
     )
     behind = exchange + software.gathers_again * last * block.exchanges
+    behind = behind + _keys(cluster, block, c, software, shares)[1]
     total_forward = there + exchange
     total_backward = back + behind + full
     hidden = there - forward + back - backward - again
@@ -291,7 +293,7 @@ def _again(
     cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare, forward: Floats
 ) -> Floats:
     """Return the seconds that recomputation adds to backward; 0 outside repeated blocks."""
-    if not block.exchanges or block.table:
+    if not block.repeated:
         return np.zeros_like(forward)
     selective, _ = block_seconds(cluster.slowest, software, _recomputed(block, software), shares)
     whole = forward
@@ -331,15 +333,12 @@ def _exchange(
     """
     size = block.output * shares.samples * software.itemsize / shares.context
     one = np.ones_like(c.tensor)
-    item = shares.samples * software.itemsize / shares.tensor
     if software.sequence_parallel:
         halves = [collective_seconds(cluster, each, size, c.tensor, one) for each in _HALVES]
         tensor, last = halves[0] + halves[1], halves[1]
     else:
         tensor = last = collective_seconds(cluster, "all_reduce", size, c.tensor, one)
-    context = np.zeros_like(size)
-    if block.attention is not None and not software.ring:
-        context = collective_seconds(cluster, "all_gather", block.attention.keys * item, c.context, c.tensor)
+    context = _keys(cluster, block, c, software, shares)[0]
     routed = np.zeros_like(size)
     if block.routed:
         sent = block.routed * shares.samples * software.itemsize / shares.context
@@ -347,14 +346,27 @@ def _exchange(
     return tensor * block.exchanges + context + routed, last * (block.exchanges > 0)
 
 
+def _keys(
+    cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare
+) -> tuple[Floats, Floats]:
+    """Return the seconds of gathering keys and values in forward and in backward."""
+    if block.attention is None:
+        return np.zeros(len(c)), np.zeros(len(c))
+    size = gathered_bytes(block.attention, c, software, shares.samples)
+    seconds = np.where(size > 0, collective_seconds(cluster, "all_gather", size, c.context, c.tensor), 0.0)
+    return seconds, seconds * gathered_again(block.attention, software, shares.samples)
+
+
 def _ring(
     cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare
 ) -> Floats:
     """Return the seconds of one round of all keys and values through a ring."""
-    if block.attention is None or not software.ring:
+    if block.attention is None:
         return np.zeros(len(c))
-    share = block.attention.keys * shares.samples * software.itemsize / (shares.tensor * shares.context)
-    return (c.context - 1) * send_seconds(cluster, share, c.tensor)
+    round_it = goes_round(block.attention, c, software, shares.samples)
+    heads = shares.tensor if block.attention.divided else 1
+    share = block.attention.keys * shares.samples * software.itemsize / (heads * shares.context)
+    return np.where(round_it, (c.context - 1) * send_seconds(cluster, share, c.tensor), 0.0)
 
 
 def _gather(cluster: Cluster, block: ModelBlock, c: Candidates, software: Software) -> Floats:

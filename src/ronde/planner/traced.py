@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,13 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
     blocks = amounts["blocks"]
     heads = amounts["heads"]
     itemsize = amounts["itemsize"]
-    tables = {(n, k) for n, k in amounts["tables"]} if heads else set[tuple[int, int]]()
     return CostGraph(
         name=Path(name).name,
         batch=rows,
         tokens=max(1, amounts["tokens"]),
-        first=_block("first", [amounts["first"]], rows, heads, tables),
-        block=_block("block", blocks, rows, heads, tables) if blocks else ModelBlock(name="block"),
-        last=_block("last", [amounts["last"]], rows, heads, tables),
+        first=_block("first", [amounts["first"]], rows, heads),
+        block=_block("block", blocks, rows, heads) if blocks else ModelBlock(name="block"),
+        last=_block("last", [amounts["last"]], rows, heads),
         layers=len(blocks),
         heads=heads,
         slots=amounts["slots"],
@@ -83,81 +82,74 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
     )
 
 
-def _block(
-    name: str,
-    parts: Sequence[Mapping[str, Any]],
-    rows: int,
-    heads: int,
-    tables: Collection[tuple[int, int]],
-) -> ModelBlock:
+def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> ModelBlock:
     """Return a block with the mean costs of `parts`, for one sample."""
     count = len(parts) * rows
-    attended = any(part["attention_flops"] for part in parts)
-    divided = heads > 0 and name == "block"
 
     def mean(key: str) -> float:
         return sum(part[key] for part in parts) / count
 
-    cut = mean("cut") if divided or tables else 0.0
-    table = sum(part["tables"] for part in parts) / len(parts) if tables else 0.0
-    width = max((part["output"] for part in parts), default=0.0)
-    matmuls = tuple(_matmuls(parts, count, rows, divided, () if name == "block" else tables))
-    weights = sum(each.n * each.k * each.count for each in matmuls if each.cut != "whole")
-    own, experts = (
-        sum(part[key] for part in parts) / len(parts) for key in ("parameters", "parameters_routed")
-    )
-    parameters = own - experts
-    attention = None
-    if attended:
-        attention = Attention(
-            flops=mean("attention_flops"),
-            values=0.0,
-            saved=0.0,
-            masks=0.0,
-            fused=heads > 0,
-            head_size=max(part["head_size"] for part in parts),
-            keys=2 * width / rows,
-            heads=heads,
-        )
+    def own(key: str) -> float:
+        return sum(part[key] for part in parts) / len(parts)
+
+    table = own("tables") > 0
+    width = max((part["output"] for part in parts), default=0.0) / rows
+    matmuls = tuple(_matmuls(parts, count, rows))
     return ModelBlock(
         name=name,
-        parameters_cut=min(parameters, weights + table),
-        parameters_whole=max(0.0, parameters - weights - table),
-        parameters_routed=experts,
+        parameters_cut=own("parameters_cut"),
+        parameters_whole=own("parameters") - own("parameters_routed") - own("parameters_cut"),
+        parameters_routed=own("parameters_routed"),
         routed=mean("routed"),
         matmuls=matmuls,
-        attention=attention,
-        moved_whole=mean("moved"),
-        kernels=sum(part["kernels"] for part in parts) / len(parts),
-        saved_cut=cut,
-        saved_whole=max(0.0, mean("saved") - cut),
-        masks_whole=mean("masks"),
-        output=width / rows,
-        exchanges=2 if divided else 1 if name == "block" or table else 0,
-        table=table > 0,
+        attention=_attention(parts, mean("attention_flops"), mean("keys") or 2 * width, heads),
+        moved_cut=mean("moved_cut"),
+        moved_whole=mean("moved") - mean("moved_cut"),
+        kernels=own("kernels"),
+        saved_cut=mean("saved_cut"),
+        saved_whole=mean("saved") - mean("saved_cut"),
+        masks_cut=mean("masks_cut"),
+        masks_whole=mean("masks") - mean("masks_cut"),
+        output=width,
+        exchanges=1 if table else _exchanges(matmuls, width),
+        repeated=name == "block",
+        table=table,
         results=mean("results"),
     )
 
 
-def _matmuls(
-    parts: Sequence[Mapping[str, Any]],
-    count: int,
-    rows: int,
-    divided: bool,
-    tables: Collection[tuple[int, int]],
-) -> Sequence[Matmul]:
-    """Return the products of all parts, merged by size.
+def _exchanges(matmuls: Sequence[Matmul], output: float) -> int:
+    """Return the number of all-reduces of the output behind cut products."""
+    summed = sum(each.rows * each.n * each.count for each in matmuls if each.cut == "rows")
+    return round(summed / output) if output else 0
 
-    Products that not every block has count for their share. A product with a matrix of a table's shape, the
-    head of a language model, is cut by columns.
+
+def _attention(parts: Sequence[Mapping[str, Any]], flops: float, keys: float, heads: int) -> Attention | None:
+    if not flops:
+        return None
+    return Attention(
+        flops=flops,
+        values=0.0,
+        saved=0.0,
+        masks=0.0,
+        fused=heads > 0,
+        head_size=max(part["head_size"] for part in parts),
+        keys=keys,
+        heads=heads,
+        divided=any(part["attention_divided"] for part in parts),
+    )
+
+
+def _matmuls(parts: Sequence[Mapping[str, Any]], count: int, rows: int) -> Sequence[Matmul]:
+    """Return the products of all parts, merged by size and cut.
+
+    Products that not every block has count for their share.
     """
     sizes: dict[tuple[int, int, Cut], float] = {}
     numbers: dict[tuple[int, int, Cut], float] = {}
     for part in parts:
         for product in part["products"]:
-            size = (product["n"], product["k"])
-            cut: Cut = _cut(product) if divided else "columns" if size in tables else "whole"
-            key = (*size, cut)
+            key = (product["n"], product["k"], product["cut"])
             sizes[key] = sizes.get(key, 0.0) + product["rows"] * product["count"]
             numbers[key] = numbers.get(key, 0.0) + product["count"]
     found: list[Matmul] = []
@@ -165,13 +157,3 @@ def _matmuls(
         often = max(1, round(numbers[n, k, cut] * rows / count))
         found.append(Matmul(rows=total / count / often, n=n, k=k, cut=cut, count=often))
     return found
-
-
-def _cut(product: Mapping[str, Any]) -> Cut:
-    """Return Megatron's cut: columns for widening products, rows for narrowing ones.
-
-    A square product is cut by rows after attention, else by columns.
-    """
-    if product["n"] == product["k"]:
-        return "rows" if product["after"] else "columns"
-    return "columns" if product["n"] > product["k"] else "rows"

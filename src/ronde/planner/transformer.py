@@ -251,5 +251,6 @@ def _layer(model: TransformerSizes) -> ModelBlock:
         masks_whole=2.0 * s * h * model.dropout,
         output=float(s * h),
         exchanges=2,
+        repeated=True,
         results=s * (qkv + 2 * h) + (width - 1.0) * s * inner + s * h,
     )

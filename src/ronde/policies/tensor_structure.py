@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,39 +25,29 @@ from ronde.shards.dim_cut import DimCut
 __all__ = ["ParameterPlacement", "placements"]
 
 # Names of layers within one module: the first matrices, and the second one after them.
+_FEED_FORWARD = (
+    ("gate_proj up_proj", "down_proj"),
+    ("w1 w3", "w2"),
+    ("wi_0 wi_1", "wo"),
+    ("wi", "wo"),
+    ("up_proj", "down_proj"),
+    ("c_fc", "c_proj"),
+    ("fc_in", "fc_out"),
+    ("fc1", "fc2"),
+    ("lin1", "lin2"),
+    ("linear1", "linear2"),
+    ("linear_1", "linear_2"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+)
+# In attention any name of the first may come with any of the second.
+_QUERIES = (
+    "q_proj k_proj v_proj", "wq wk wv", "q k v", "to_q to_k to_v", "q_lin k_lin v_lin", "query key value",
+    "query_key_value", "c_attn", "qkv", "qkv_proj", "in_proj", "to_qkv", "Wqkv",
+)  # fmt: skip
+_OUTPUTS = ("o_proj", "out_proj", "c_proj", "proj", "dense", "out", "to_out", "out_lin", "wo", "o")
 _PAIRS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
     (tuple(first.split()), second)
-    for first, second in (
-        ("gate_proj up_proj", "down_proj"),
-        ("w1 w3", "w2"),
-        ("wi_0 wi_1", "wo"),
-        ("wi", "wo"),
-        ("up_proj", "down_proj"),
-        ("c_fc", "c_proj"),
-        ("fc_in", "fc_out"),
-        ("fc1", "fc2"),
-        ("lin1", "lin2"),
-        ("linear1", "linear2"),
-        ("linear_1", "linear_2"),
-        ("dense_h_to_4h", "dense_4h_to_h"),
-        ("q_proj k_proj v_proj", "o_proj"),
-        ("q_proj k_proj v_proj", "out_proj"),
-        ("q_proj k_proj v_proj", "dense"),
-        ("q_proj k_proj v_proj", "c_proj"),
-        ("wq wk wv", "wo"),
-        ("q k v", "o"),
-        ("to_q to_k to_v", "to_out"),
-        ("to_qkv", "to_out"),
-        ("q_lin k_lin v_lin", "out_lin"),
-        ("query key value", "proj"),
-        ("query key value", "out"),
-        ("query_key_value", "dense"),
-        ("c_attn", "c_proj"),
-        ("qkv", "proj"),
-        ("qkv_proj", "o_proj"),
-        ("in_proj", "out_proj"),
-        ("Wqkv", "out_proj"),
-    )
+    for first, second in (*_FEED_FORWARD, *itertools.product(_QUERIES, _OUTPUTS))
 )
 # Layers whose output is queries, keys and values in sequence.
 _FUSED = {"c_attn": 3, "qkv": 3, "qkv_proj": 3, "in_proj": 3, "to_qkv": 3, "Wqkv": 3}

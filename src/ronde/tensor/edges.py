@@ -38,7 +38,7 @@ from ronde.tensor.layout import Layout, memory_order
 
 __all__ = [
     "Enter", "EnterLeaf", "Gather", "Leave", "Scatter", "Share", "Slice", "SumRanks", "SyncSum",
-    "gather_data", "sum_ranks_deferred",
+    "gather_data", "scatter_data", "sum_ranks_deferred",
 ]  # fmt: skip
 
 
@@ -294,7 +294,7 @@ class Scatter(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
         ctx.context, ctx.layout = context, layout
-        return _scatter_data(context, value, layout)
+        return scatter_data(context, value, layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -314,7 +314,7 @@ class Share(Function):
         return Scatter.apply(grads[0], ctx.context, ctx.layout), None, None
 
 
-def _scatter_data(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+def scatter_data(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Reduce-scatter a value: this rank's rows of the sum over ranks, without a graph.
 
     The result has the memory order of the summands.

@@ -24,12 +24,14 @@ class Memory:
         where: owner of the total.
         on_host: largest part of a kind in host memory beside a CUDA device; it is in `peaks`, and not in the
             total.
+        settled: peaks of the steps behind the second. The model as the script built it is not in them.
     """
 
     peaks: Mapping[Kind, int]
     total: int
     where: Literal["process", "device"]
     on_host: Mapping[Kind, int] = dataclasses.field(default_factory=dict)
+    settled: Mapping[Kind, int] = dataclasses.field(default_factory=dict)
 
     @property
     def state(self) -> int:
@@ -53,6 +55,7 @@ class Memory:
             total=int(fields["total"]),
             where=fields["where"],
             on_host=_by_kind(fields.get("on_host", {})),
+            settled=_by_kind(fields.get("settled", {})),
         )
 
 

@@ -5,6 +5,9 @@ are under way (Liu et al. 2023, "Ring Attention with Blockwise Transformers"); `
 merges each block. Backward sends keys and values around again, followed by their gradients. So a rank keeps
 its own queries, keys, values and result, and has two more blocks of keys and values at any time.
 
+Without a ring a rank gathers all keys and values, in forward and once more in backward, and keeps its own
+between (as `_RegatheredTokens` does in a tensor group).
+
 Functions of plain tensors `[..., heads, tokens, width]`: nothing here knows how values are cut inside of a
 model.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,9 +35,22 @@ from ronde.parallel.context.blockwise_attention import (
 )
 from ronde.patching.torch_internals import FakeTensor
 
-__all__ = ["Ring", "attend"]
+__all__ = ["Ring", "TokensOfAll", "attend"]
 
 _Function: Any = torch.autograd.Function
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokensOfAll:
+    """Collectives that gather all keys of attention, and sum their gradients.
+
+    Attributes:
+        gathered: function that returns all tokens of this rank's keys or values.
+        summed: function that returns the sum of all ranks' gradients of this rank's tokens.
+    """
+
+    gathered: Callable[[torch.Tensor], torch.Tensor]
+    summed: Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +58,13 @@ class Ring:
     """Ranks of a ring, with the tokens of each.
 
     Attributes:
-        comm: process group of the ring; None if this rank has all keys.
+        comm: process group of the ring; None if this rank has all keys, or gathers them.
         queries: positions of this rank's queries, as ascending ranges.
         keys: positions of every rank's keys, likewise.
         causal: whether a query sees keys up to its own position only.
         scale: factor of products of queries and keys.
         dropout_p: dropout probability with which `kept` was drawn.
+        tokens: collectives that gather keys in forward, and once more in backward; None without.
     """
 
     comm: Comm | None
@@ -56,6 +73,7 @@ class Ring:
     causal: bool
     scale: float
     dropout_p: float = 0.0
+    tokens: TokensOfAll | None = None
 
     @property
     def rank(self) -> int:
@@ -64,6 +82,12 @@ class Ring:
     def count(self, rank: int) -> int:
         """Return the number of keys of a rank."""
         return sum(stop - start for start, stop in self.keys[rank])
+
+    def all_keys(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values with which this rank begins."""
+        if self.tokens is None:
+            return key, value
+        return self.tokens.gathered(key), self.tokens.gathered(value)
 
     def operands(self, query: torch.Tensor, mask: torch.Tensor | None, kept: torch.Tensor | None) -> Operands:
         """Return the operands that stay on this rank."""
@@ -112,7 +136,7 @@ class _Attention(_Function):
     ) -> torch.Tensor:
         ctx.ring = ring
         with _as_it_is(query):
-            out, total = _forward(ring, ring.operands(query, mask, kept), key, value)
+            out, total = _forward(ring, ring.operands(query, mask, kept), *ring.all_keys(key, value))
         ctx.save_for_backward(query, key, value, mask, kept, out, total)
         return out
 
@@ -120,9 +144,12 @@ class _Attention(_Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         query, key, value, mask, kept, out, total = ctx.saved_tensors
         (gradient,) = gradients
+        ring: Ring = ctx.ring
         with torch.no_grad(), _as_it_is(query):
-            operands = ctx.ring.operands(query, mask, kept)
-            made = _backward(ctx.ring, operands, key, value, BlockResults(out.detach(), total, gradient))
+            known = BlockResults(out.detach(), total, gradient)
+            made = _backward(ring, ring.operands(query, mask, kept), *ring.all_keys(key, value), known)
+            if ring.tokens is not None:
+                made = made[0], *map(ring.tokens.summed, made[1:])
         if torch.is_grad_enabled():
             made = _Once.apply(*(each.requires_grad_() for each in made))
         return None, *made, None, None

@@ -9,19 +9,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ronde.parallel.context.ring_attention import Ring, attend
+from ronde.parallel.context.ring_attention import Ring, TokensOfAll, attend
 from ronde.parallel.tensor.rules import scores
 from ronde.parallel.tensor.token_rules import added, by_token, dropped, looked_up, normalized, token_rules
 from ronde.plan.mesh import ContextAttention
 from ronde.tensor import rules
 from ronde.tensor.context import Context
-from ronde.tensor.edges import Share
+from ronde.tensor.edges import Share, gather_data, scatter_data
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize, of_context
 from ronde.tensor.layout import Layout, joined
 from ronde.tensor.rules import elementwise, shapes
@@ -240,6 +240,9 @@ def attention(
     if heads and _goes_round(context, way, query, key, value, mask):
         made = _by_ring(context, query, key, value, mask, dropout_p, causal, _scale(given))
         return rewrap(query, made, layout)
+    if heads and causal and not dropout_p and _gathers_again(context, query, key, value):
+        ring = _all_of_them(context, layout, key, _scale(given))
+        return rewrap(query, _on_heads(ring, own, localize(key), localize(value)), layout)
     keys, values = (_whole(context, each) for each in (key, value))
     if keys is None or values is None:
         return NotImplemented
@@ -258,8 +261,7 @@ def attention(
         return rewrap(query, func(own, keys, values, mask, 0.0, **options), layout)
     if heads and own.device.type == "cpu" and _fit(own, keys, values):
         # Without a full mask, which would be saved for backward.
-        edges = sorted({0, count, *(min(edge, count) for piece in ranges for edge in piece)})
-        pieces = [list(itertools.pairwise(edges))]
+        pieces = [_pieces(ranges, count)]
         ring = Ring(comm=None, queries=ranges, keys=pieces, causal=True, scale=_scale(given))
         return rewrap(query, _on_heads(ring, own, keys, values), layout)
     parts: list[torch.Tensor] = []
@@ -269,6 +271,12 @@ def attention(
         parts.append(func(rows, keys[..., used, :], values[..., used, :], seen, 0.0, **options))
     made = parts[0] if len(parts) == 1 else joined(parts, own.dim() - 2, order_in_memory(parts[0]))
     return rewrap(query, made, layout)
+
+
+def _pieces(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """Return ranges of all `count` keys that begin and end where queries do."""
+    edges = sorted({0, count, *(min(edge, count) for piece in ranges for edge in piece)})
+    return list(itertools.pairwise(edges))
 
 
 def _scale(given: Mapping[str, Any]) -> float:
@@ -281,7 +289,8 @@ def _seen(first: int, last: int, keys: int, device: torch.device) -> torch.Tenso
     return torch.ones(last - first, keys, dtype=torch.bool, device=device).tril(first)
 
 
-# Bytes of keys and values that are gathered on any number of ranks: less memory is not worth more messages.
+# Bytes of keys and values that are gathered on any number of ranks, and kept for backward: less memory is not
+# worth more messages.
 _LITTLE = 1 << 20
 # A ring holds three blocks of keys and values: its own, those in use and those under way.
 _BLOCKS = 3
@@ -297,14 +306,40 @@ def _goes_round(
     if way == "gather" or not (is_sharded(key, context) and is_sharded(value, context)):
         return False
     layout = key._layout
-    if value._layout != layout or (layout.dim, layout.outer, layout.inner) != (key.dim() - 2, 1, 1):
-        return False
-    if not _fit(localize(query), localize(key), localize(value)):
+    if not _are_alike(query, key, value):
         return False
     if layout.rows < layout.world_size or (mask is not None and mask.requires_grad):
         return False
-    nbytes = (key.numel() + value.numel()) * key.element_size()
-    return way == "ring" or (layout.world_size > _BLOCKS and nbytes >= _LITTLE)
+    return way == "ring" or (layout.world_size > _BLOCKS and _nbytes(key, value) >= _LITTLE)
+
+
+def _gathers_again(context: Context, query: GlobalTensor, key: Any, value: Any) -> bool:
+    """Return whether keys and values are gathered again for backward, not kept."""
+    if query.device.type != "cpu" or not (is_sharded(key, context) and is_sharded(value, context)):
+        return False
+    return _are_alike(query, key, value) and _nbytes(key, value) >= _LITTLE
+
+
+def _are_alike(query: GlobalTensor, key: GlobalTensor, value: GlobalTensor) -> bool:
+    """Return whether keys and values are cut alike along tokens, and fit to queries."""
+    layout = key._layout
+    if value._layout != layout or (layout.dim, layout.outer, layout.inner) != (key.dim() - 2, 1, 1):
+        return False
+    return _fit(localize(query), localize(key), localize(value))
+
+
+def _nbytes(key: GlobalTensor, value: GlobalTensor) -> int:
+    return (key.numel() + value.numel()) * key.element_size()
+
+
+def _all_of_them(context: Context, queries: Layout, key: GlobalTensor, scale: float) -> Ring:
+    """Return the ring of a rank that gathers all keys, for causal attention."""
+    ranges, layout = queries.ranges(context.rank), key._layout
+    tokens = TokensOfAll(
+        lambda own: gather_data(context, own, layout), lambda whole: scatter_data(context, whole, layout)
+    )
+    pieces = [_pieces(ranges, layout.size)]
+    return Ring(comm=None, queries=ranges, keys=pieces, causal=True, scale=scale, tokens=tokens)
 
 
 def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

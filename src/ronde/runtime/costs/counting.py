@@ -15,6 +15,7 @@ from ronde.patching.torch_internals import TorchDispatchMode, current_graph_task
 from ronde.policies.expert_structure import mixtures
 from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.runtime.costs.amounts import ForwardAmounts, Product
+from ronde.runtime.costs.divided import Cut, DividedValues, key_of
 from ronde.runtime.costs.fakes import answer, is_real, really
 
 __all__ = ["Counter"]
@@ -29,8 +30,6 @@ _ATTENTION = {
     _aten._scaled_dot_product_cudnn_attention.default,
 }
 FIRST, LAST = "first", "last"
-# A table of at least this part of a model is cut (`ronde.policies.tensor_structure`).
-_TABLE = 64
 
 
 class Counter(TorchDispatchMode):
@@ -41,7 +40,6 @@ class Counter(TorchDispatchMode):
         heads, tokens, rows: of attention, of a sample, of a batch; 0 where none were seen.
         experts: the number of experts of the largest mixture; 1 without.
         gives_loss: whether the model returned its loss.
-        tables: rows and widths of look-up tables that tensor parallelism divides, and heads of their shape.
     """
 
     def __init__(self, *, real: bool) -> None:
@@ -52,7 +50,6 @@ class Counter(TorchDispatchMode):
         self.heads = self.tokens = self.rows = 0
         self.experts = 1
         self.gives_loss = False
-        self.tables: set[tuple[int, int]] = set()
         self.model: nn.Module | None = None
         self._places: dict[nn.Module, ForwardAmounts] = {}
         self._now = self.first
@@ -60,7 +57,7 @@ class Counter(TorchDispatchMode):
         self._seen: dict[int, Tensor] = {}
         # Kept alive, because an address that is reused would be taken for a result.
         self._made: dict[int, Tensor] = {}
-        self._attended = False
+        self._divided = DividedValues()
         self._width = 0
         # Rows of products by mixture and size of the weights.
         self._routed: dict[int, str] = {}
@@ -87,13 +84,15 @@ class Counter(TorchDispatchMode):
         part = self._now
         if func in _PRODUCTS:
             left, right = (args[place] for place in _PRODUCTS[func])
-            self._product(part, left.shape[0], right.shape[1], left.shape[1])
+            cut = self._divided.multiplied(right, result)
+            self._product(part, left.shape[0], right.shape[1], left.shape[1], cut)
             self._route(part, right, left.shape[0])
             self._note_results(result)
         elif func is _aten.convolution.default:
             weight = args[1]
             rows = result.numel() // result.shape[1]
-            self._product(part, rows, weight.shape[0], weight.numel() // weight.shape[0])
+            self._product(part, rows, weight.shape[0], weight.numel() // weight.shape[0], "whole")
+            self._divided.computed(func, args, result)
             self._note_results(result)
         elif func in _BATCHED:
             left, right = (args[place] for place in _BATCHED[func])
@@ -101,31 +100,34 @@ class Counter(TorchDispatchMode):
             part.head_size = part.head_size or int(left.shape[2])
             if not self.heads and self._rows and left.shape[0] % self._rows == 0:
                 self.heads = int(left.shape[0]) // self._rows
-            self._attended = True
+            part.attention_divided |= self._divided.computed(func, args, result)
             self._note_results(result)
         elif func in _ATTENTION:
-            query, key = args[0], args[1]
+            query, key, value = args[:3]
             part.attention_flops += 4.0 * query.numel() * key.shape[2]
+            part.keys += key.numel() + value.numel()
             part.head_size = int(query.shape[3])
             self.heads = int(query.shape[1])
-            self._attended = True
+            part.attention_divided |= self._divided.computed(func, args, result)
             self._note_results(result)
         elif not func.is_view and func.namespace != "prim" and func is not _aten.detach.default:
             tensors = [each for each in pytree.tree_leaves((args, result)) if isinstance(each, Tensor)]
-            part.moved += sum(each.numel() for each in tensors)
+            moved = sum(each.numel() for each in tensors)
+            part.moved += moved
+            part.moved_cut += moved * self._divided.computed(func, args, result)
             part.kernels += 1
 
-    def _product(self, part: ForwardAmounts, rows: int, n: int, k: int) -> None:
-        new = Product(int(rows), int(n), int(k), self._attended)
+    def _product(self, part: ForwardAmounts, rows: int, n: int, k: int, cut: Cut) -> None:
+        new = Product(int(rows), int(n), int(k), cut)
         for known in part.products:
-            if (known.rows, known.n, known.k, known.after) == (new.rows, new.n, new.k, new.after):
+            if (known.rows, known.n, known.k, known.cut) == (new.rows, new.n, new.k, new.cut):
                 known.count += 1
                 return
         part.products.append(new)
 
     def _route(self, part: ForwardAmounts, weight: Tensor, rows: int) -> None:
         """Count rows for experts, by their product that has fewest."""
-        mixture = self._routed.get(_key(weight))
+        mixture = self._routed.get(key_of(weight))
         if mixture is not None:
             sizes = self._rows_routed.setdefault((id(part), mixture), {})
             size = (int(weight.shape[0]), int(weight.shape[1]))
@@ -136,7 +138,7 @@ class Counter(TorchDispatchMode):
     def _note_results(self, result: Any) -> None:
         for each in pytree.tree_leaves(result):
             if isinstance(each, Tensor):
-                self._made[_key(each)] = each.detach()
+                self._made[key_of(each)] = each.detach()
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count a tensor that autograd keeps, each storage once.
@@ -144,7 +146,7 @@ class Counter(TorchDispatchMode):
         The storage is kept alive, so that its address is not reused.
         """
         if self.counting and tensor.layout is torch.strided and not isinstance(tensor, nn.Parameter):
-            key = _key(tensor)
+            key = key_of(tensor)
             if key not in self._seen:
                 self._seen[key] = tensor.detach()
                 self._keep(tensor, key)
@@ -154,21 +156,22 @@ class Counter(TorchDispatchMode):
         """Register tensors that are not counted: parameters, buffers, the batch."""
         for tensor in tensors:
             if tensor.layout is torch.strided:
-                self._seen.setdefault(_key(tensor), tensor.detach())
+                self._seen.setdefault(key_of(tensor), tensor.detach())
 
     def _keep(self, tensor: Tensor, key: int) -> None:
         part = self._now
         size = tensor.untyped_storage().nbytes()
         part.saved_bytes += size
+        divided = self._divided.has(tensor)
         if not tensor.dtype.is_floating_point or tensor.itemsize == 1:
             part.masks += size
+            part.masks_cut += size * divided
             return
         values = size / tensor.itemsize
         part.saved += values
+        part.saved_cut += values * divided
         if key in self._made:
             part.results += values
-        if tensor.dim() == 4 or (self._width and tensor.dim() and tensor.shape[-1] != self._width):
-            part.cut += values
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -207,7 +210,6 @@ class Counter(TorchDispatchMode):
             self._now = self._places[module]
             self._width = next((int(each.shape[-1]) for each in _tensors(args) if each.dim()), 0)
             self._now.calls += 1
-            self._attended = False
 
     def _leave(self, module: nn.Module, output: Any) -> None:
         if not self.counting or current_graph_task_id() != -1:
@@ -242,16 +244,16 @@ class Counter(TorchDispatchMode):
                 owners.setdefault(id(each), self.last if seen else self.first)
         for each in module.parameters():
             owners[id(each)].parameters += each.numel()
-        size = sum(each.numel() for each in module.parameters())
-        for each in module.modules():
-            if isinstance(each, nn.Embedding) and each.weight.numel() * _TABLE >= size:
-                owners[id(each.weight)].tables += each.weight.numel()
-                self.tables.add((int(each.weight.shape[0]), int(each.weight.shape[1])))
         for mixture in mixtures(module, 1):
             self.experts = max(self.experts, mixture.count)
             for each, _ in mixture.parameters:
                 owners[id(each)].parameters_routed += each.numel()
-                self._routed[_key(each)] = mixture.name
+                self._routed[key_of(each)] = mixture.name
+        tables = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+        for each in self._divided.know(module):
+            if key_of(each) not in self._routed:
+                owners[id(each)].parameters_cut += each.numel()
+                owners[id(each)].tables += each.numel() * (id(each) in tables)
         self.know(iter(module.parameters()))
         self.know(iter(module.buffers()))
 
@@ -272,7 +274,3 @@ class Counter(TorchDispatchMode):
 
 def _tensors(given: Any) -> list[Tensor]:
     return [each for each in pytree.tree_leaves(given) if isinstance(each, Tensor)]
-
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata

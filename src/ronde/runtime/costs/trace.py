@@ -136,7 +136,6 @@ def _amounts(counter: Counter, steps: _Steps) -> dict[str, Any]:
         "slots": round(steps.slots),
         "experts": counter.experts,
         "loss_apart": not (counter.gives_loss or steps.are_rondes),
-        "tables": sorted(counter.tables),
         "itemsize": steps.itemsize,
     }
 

@@ -124,7 +124,7 @@ class MemoryMeter:
         on_device = self._on_cuda and device_in_use()
         total = peak_on_device() if on_device else peak_of_process()
         where = "device" if on_device else "process"
-        return Memory(peaks=peaks, total=total, where=where, on_host=self._on_host)
+        return Memory(peaks=peaks, total=total, where=where, on_host=self._on_host, settled=self._settled)
 
     def count(self) -> StorageCensus:
         """Count present memory."""
