@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.planner.figures import Figure, figures
+from benchmarks.planner.figure import Figure
+from benchmarks.planner.figures import figures
 from benchmarks.report_options import add_options, say, show
 from ronde.bench.machine import Machine
 from ronde.bench.report import Quantity, Report, Result

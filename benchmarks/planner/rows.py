@@ -13,7 +13,7 @@ from ronde.planner.graph import CostGraph
 from ronde.planner.software import Software
 from ronde.planner.transformer import TransformerSizes, transformer_graph
 
-__all__ = ["Row", "bigscience", "dlperf", "megatron", "mpt", "mpt_h100", "vtrain"]
+__all__ = ["Row", "bigscience", "dlperf", "fms", "megatron", "mpt", "mpt_h100", "vtrain"]
 
 _MPT = {
     "125m": (12, 768, 12),
@@ -38,6 +38,13 @@ _FSDP = Software(
     wire_gradient=2.0,
     keeps_results=False,
 )
+# Layers, hidden and inner size, heads, groups of keys (fms_fsdp/utils/config_utils.py of fms-fsdp).
+_LLAMA = {
+    "7b": (32, 4096, 11008, 32, 32),
+    "13b": (40, 5120, 13824, 40, 40),
+    "34b": (48, 8192, 22016, 64, 8),
+    "70b": (80, 8192, 28672, 64, 8),
+}
 # Operations of the loop for a micro-batch, fitted to every second row of vTrain's table.
 _LOOP = 31.0
 # An update copies fp16 gradients to fp32, unscales, clips (each reads and writes them), runs Adam, and copies
@@ -74,6 +81,7 @@ class Row:
         seconds: seconds of a step; 0 where only memory was measured.
         peak: bytes allocated at most; 0 where these were not recorded.
         fitted: whether constants were fitted to it: such rows are in no figure.
+        copies: clusters like this one, each with the whole model, that sum gradients beside backward.
     """
 
     table: str
@@ -86,6 +94,7 @@ class Row:
     seconds: float = 0.0
     peak: float = 0.0
     fitted: bool = False
+    copies: int = 1
 
 
 def mpt() -> Iterator[Row]:
@@ -177,6 +186,47 @@ def bigscience() -> Iterator[Row]:
             software=software,
             seconds=float(row["seconds"]),
             fitted=row["source_row"] == "26",
+        )
+
+
+def fms() -> Iterator[Row]:
+    """Yield rows of Llama by FSDP; those without recomputation are fitted.
+
+    Where a node has the whole model (`HYBRID_SHARD`), it is the cluster, and the others are copies.
+    """
+    # FSDP in bfloat16, `CheckpointImpl.NO_REENTRANT`.
+    software = dataclasses.replace(_FSDP, stops_early=True)
+    for row in read_table("fms_fsdp"):
+        preset = read_cluster("dgx-a100" if row["device"] == "A100-80" else "dgx-h100")
+        card = dataclasses.replace(preset.network.usual, beta=float(row["gbit_s"]) * 1e9 / 8)
+        preset = dataclasses.replace(preset, network=dataclasses.replace(preset.network, usual=card, nics=1))
+        layers, hidden, inner, heads, groups = _LLAMA[row["model"]]
+        devices = int(row["devices"])
+        ranks = preset.node_size if row["sharding"] == "hybrid" else devices
+        model = TransformerSizes(
+            name=f"Llama {row['model']}",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            key_value_heads=groups,
+            feed_forward=inner,
+            gated=True,
+            vocabulary=32000,
+            sequence=4096,
+            batch=ranks * int(row["batch"]),
+            tied=False,
+        )
+        yield Row(
+            table="fms_fsdp",
+            number=int(row["source_row"]),
+            group=f"fms {row['model']} on {row['device']}",
+            cluster=preset.resized(ranks),
+            graph=transformer_graph(model),
+            point=Point(data=ranks, placement=3, recompute=2 if row["recompute"] == "full" else 0),
+            software=software,
+            seconds=int(row["batch"]) * model.sequence / float(row["tokens_per_s_device"]),
+            fitted=row["recompute"] == "none",
+            copies=devices // ranks,
         )
 
 
