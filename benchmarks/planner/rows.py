@@ -190,7 +190,7 @@ def bigscience() -> Iterator[Row]:
 
 
 def fms() -> Iterator[Row]:
-    """Yield rows of Llama by FSDP; those without recomputation are fitted.
+    """Yield rows of Llama by FSDP, fitted where nothing is recomputed.
 
     Where a node has the whole model (`HYBRID_SHARD`), it is the cluster, and the others are copies.
     """
