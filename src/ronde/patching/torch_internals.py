@@ -67,6 +67,7 @@ try:
 
     # Attention of a block, with the logarithms of its sums of exponentials, by which blocks are merged.
     _aten: Any = torch.ops.aten
+    cast = _aten._to_copy.default  # `to` beneath autograd
     attention_on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
     attention_on_cpu_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 

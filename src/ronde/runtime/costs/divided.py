@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ronde.patching.torch_internals import pytree
+from ronde.patching.torch_internals import cast, pytree
 from ronde.policies.tensor_structure import placements
 
 __all__ = ["Cut", "DividedValues", "key_of"]
@@ -20,7 +20,6 @@ Cut = Literal["columns", "rows", "whole"]
 
 # More ranks cut the same matrices, if these divide.
 _RANKS = 2
-_CAST = torch.ops.aten._to_copy.default
 
 
 class DividedValues:
@@ -49,7 +48,7 @@ class DividedValues:
     def computed(self, func: Any, operands: Any, result: Any) -> bool:
         """Note the results of any other operation, and return whether they are divided."""
         given, made = _strided(operands), _strided(result)
-        if func is _CAST and given and key_of(given[0]) in self._cuts:
+        if func is cast and given and key_of(given[0]) in self._cuts:
             self._cuts[key_of(made[0])] = self._cuts[key_of(given[0])]
         divided = any(self.has(each) for each in given)
         for each in made:
