@@ -80,7 +80,7 @@ def test_by_ssh_one_devices_numbers_and_a_host_that_is_cut_off(
     assert process.wait(60) == 1
     assert time.monotonic() - cut < 40
     assert "the connection to host-2 is lost (" in said(tmp_path)
-    assert ", and with it rank 2; see whether that host is up" in said(tmp_path)
+    assert ", and with it rank 2; check whether that host is up" in said(tmp_path)
 
 
 def test_servers_of_the_plan_are_on_the_hosts(
