@@ -29,6 +29,21 @@ def test_a_norm_between_two_layers_parts_them():
     assert not any(cuts(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4))).values())
 
 
+def test_a_subclass_of_linear_is_a_matrix_where_it_runs_as_one():
+    class Built(nn.Linear):
+        """As torchtitan's, which is built from its configuration."""
+
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) / self.in_features
+
+    def found(kind: type[nn.Linear]) -> dict[str, str]:
+        return cuts(nn.Sequential(kind(4, 8, bias=False), nn.ReLU(), kind(8, 4, bias=False)))
+
+    assert found(Built) == {"0.weight": "0", "2.weight": "1"}
+    assert not any(found(Scaled).values())
+
+
 def test_attention_is_cut_by_heads_and_only_where_they_divide():
     layer = nn.TransformerDecoderLayer(12, 4, 16)
     found = cuts(layer)

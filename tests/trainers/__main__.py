@@ -40,7 +40,7 @@ def main() -> int:
             print(f"{name}: no checkout of {row.source.repository}, commit {row.source.commit}")
             code = 1
             continue
-        python = environment.make(row.packages, asked.cache)
+        python = environment.make(row.packages, asked.cache, needs=row.needs)
         command = [python, "-m", "trainers.trial", name, "--ranks", str(asked.ranks), "--plans", asked.plans]
         command += ["--checkouts", str(asked.checkouts.resolve())] if asked.checkouts else []
         command += ["--verbose"] * asked.verbose + ["--write"] * (not asked.dry)

@@ -27,6 +27,8 @@ class Row:
     Attributes:
         title: what the page calls it, as Markdown.
         packages: pinned requirements, the trainer's own first; the page shows these versions.
+        needs: pinned packages in place of those that the first ask for, where these exclude this torch;
+            nothing else that they ask for is installed.
         expected: how it ends by plan, a word of `ENDS`.
         because: why it is not one piece under every plan, as Markdown.
         script: a file of the folder `scripts`, or with `module` what `python -m` runs.
@@ -39,6 +41,7 @@ class Row:
 
     title: str
     packages: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     expected: Mapping[str, str]
     because: str = ""
     script: str = ""

@@ -26,7 +26,9 @@ LOSS = "Net runs in parts, not as one piece: an output without a batch axis depe
 def test_a_row_is_in_order(name: str) -> None:
     row = read(name)
     assert row.title
-    assert all(re.fullmatch(r"[\w.-]+(\[[\w,]+\])?==[\w.]+", package) for package in row.packages)
+    assert all(
+        re.fullmatch(r"[\w.-]+(\[[\w,]+\])?==[\w.]+", package) for package in (*row.packages, *row.needs)
+    )
     assert set(row.expected) == set(PLANS)
     assert set(row.expected.values()) <= set(ENDS)
     assert row.because or not {"parts", "replicated", "refused"} & set(row.expected.values())
@@ -85,7 +87,7 @@ def test_packages_that_are_here_need_no_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names())
 def test_a_trainer_ends_as_its_row_says(name: str) -> None:
     row = read(name)
-    python, checkouts = environment.find(row.packages), os.environ.get("RONDE_CHECKOUTS", "")
+    python, checkouts = environment.find(row.packages, needs=row.needs), os.environ.get("RONDE_CHECKOUTS", "")
     if python is None:
         pytest.skip(f"needs {', '.join(row.packages)}: `make trainers ARGS={name}` installs them")
     if row.source is not None and (

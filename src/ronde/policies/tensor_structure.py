@@ -156,7 +156,8 @@ def _out(layer: nn.Module) -> int:
 
 
 def _is_matrix(layer: Any) -> bool:
-    if type(layer) is not nn.Linear and type(layer).__name__ != "Conv1D":
+    is_linear = isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+    if not is_linear and type(layer).__name__ != "Conv1D":
         return False
     weight = layer._parameters.get("weight")
     return weight is not None and not is_lazy(weight) and weight.dim() == 2

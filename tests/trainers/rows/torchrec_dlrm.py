@@ -9,6 +9,13 @@ ROW = Row(
         "fbgemm-gpu-cpu==1.8.0",
         "tensordict==0.15.3",
     ),
+    needs=(
+        "mypy-extensions==1.2.0",
+        "pyre-extensions==0.0.32",
+        "pyvers==0.2.3",
+        "torchmetrics==1.0.3",
+        "typing-inspect==0.9.0",
+    ),
     script="torchrec_dlrm.py",
     expected={"ddp": "one piece", "zero3": "one piece", "tensor=2": "divided"},
 )

@@ -33,6 +33,7 @@ results = model.train(
     epochs=2,
     imgsz=32,
     batch=8,
+    nbs=8,
     device="cpu",
     workers=0,
     plots=False,
