@@ -18,6 +18,6 @@ ROW = Row(
     ),
     script="torchrec_dlrm.py",
     expected={"ddp": "one piece", "zero3": "one piece", "tensor=2": "divided"},
-    because="tried on 2026-12-01: `ddp` and `zero3` ended in an error on ranks, which is not explained yet; "
+    because="tried on 2026-12-01: `ddp` ended in a crash of a rank, `zero3` in an error; not explained yet; "
     "under `tensor=2` the numbers were equal, in parts (`DLRMTrain`).",
 )
