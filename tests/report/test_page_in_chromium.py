@@ -112,6 +112,7 @@ def test_everything_has_a_name_and_charts_have_tables(browser: Any, frozen: str)
         for details in page.locator("details.numbers").all():
             details.locator("summary").click()
             details.locator("tbody tr").first.wait_for()
+            assert details.locator("tbody tr").count() >= 1
         assert page.get_by_role("slider", name="Loss").count() == 1
         assert page.get_by_role("table", name="Ranks and hosts").count() == 1
 
